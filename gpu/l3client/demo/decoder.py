@@ -86,7 +86,7 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
-    def row_shapes(self) -> tuple[int, ...]:
+    def row_dims(self) -> tuple[int, ...]:
         """Values of one head's row of one token, for each cached component: (K, V), or (latent,)."""
         return (self.head_dim, self.head_dim) if self.latent is None else (self.latent.row_dim,)
 
@@ -167,7 +167,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     seen, groups, _ = k.shape
     # One batch entry per KV head and one row per (query head, token): K and V are used as they are, never repeated.
     rows = q.view(tokens, groups, heads // groups, dim).permute(1, 2, 0, 3).reshape(groups, -1, dim)
-    scores = torch.matmul(rows * dim**-0.5, k.permute(1, 2, 0)).view(groups, -1, tokens, seen)
+    scores = torch.matmul(rows / math.sqrt(dim), k.permute(1, 2, 0)).view(groups, -1, tokens, seen)
     if tokens > 1:
         # Added to the new tokens' square only: all earlier tokens are visible to all new ones.
         scores[..., seen - tokens :] += torch.full((tokens, tokens), -math.inf).triu_(1)
@@ -178,7 +178,10 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedAttention:
-    """Grouped-query attention: ``q`` [H, D, M], ``k`` and ``v`` [G, D, M], ``o`` [M, H, D]. Caches K (rotated) and V."""
+    """Grouped-query attention: ``q`` [H, D, M], ``k`` and ``v`` [G, D, M], ``o`` [M, H, D].
+
+    Cached are K, already rotated to its position, and V. Source: grouped-query attention (Ainslie et al., 2023).
+    """
 
     q: Tensor
     k: Tensor
@@ -211,8 +214,8 @@ class LatentAttention:
     """Multi-head latent attention, R = ``kv_lora_rank``, P = ``rope_dim``. Source: DeepSeek-V2 (2024), section 2.1.
 
     ``q`` [H, D + P, M]; ``down`` [R + P, M] and ``norm`` [R] make the cached row, which all ranks hold alike;
-    ``up_k`` and ``up_v`` [H, D, R] make a head's key and value of it; ``o`` [M, H, D]. Keys and values are expanded, not
-    absorbed into the queries: with the sizes of a prefill that is the fewer operations.
+    ``up_k`` and ``up_v`` [H, D, R] make a head's key and value of it; ``o`` [M, H, D]. Keys and values are expanded,
+    not absorbed into the queries: for a prefill that is the fewer operations.
     """
 
     q: Tensor
@@ -237,23 +240,23 @@ class LatentAttention:
 
     def rows(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, ...]:
         """What the cache must hold of the normed ``x`` [T, M]: the latent row, [T, R + P], its key part rotated."""
-        latent, key = (x @ self.down.T).split(self._split, dim=-1)
+        latent, key = self._parts(x @ self.down.T)
         latent = rms_norm(latent, self.norm, self.norm_eps)
         return (torch.cat((latent, rotation(key[:, None])[:, 0]), dim=-1),)
 
     def partial(self, x: Tensor, rotation: Rotation, cached: Sequence[Tensor]) -> Tensor:
         """This shard's share of the output, [T, M]; ``cached`` is the latent rows of all S tokens, [S, R + P]."""
-        latent, key = cached[0].split(self._split, dim=-1)
-        heads, dim = self.up_k.shape[:2]
-        plain, turned = _project(x, self.q).split([dim, key.shape[-1]], dim=-1)
-        q = torch.cat((plain, rotation(turned)), dim=-1)
+        latent, key = self._parts(cached[0])
+        heads, dim, _ = self.up_k.shape
+        q = _project(x, self.q)
+        q = torch.cat((q[..., :dim], rotation(q[..., dim:])), dim=-1)
         k = torch.cat((_project(latent, self.up_k), key[:, None].expand(-1, heads, -1)), dim=-1)
         return causal_attention(q, k, _project(latent, self.up_v)).flatten(1) @ self.o.flatten(1).T
 
-    @property
-    def _split(self) -> list[int]:
+    def _parts(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        """The latent [..., R] and the key [..., P] of a row."""
         rank = self.norm.shape[0]
-        return [rank, self.down.shape[0] - rank]
+        return row[..., :rank], row[..., rank:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,7 +330,7 @@ class _Draw:
         return torch.randn(*shape, generator=self._generator)
 
     def linear(self, shape: tuple[int, ...], *, fan_in: int, gain: float = 1.0) -> Tensor:
-        return self.normal(*shape) * (gain * fan_in**-0.5)
+        return self.normal(*shape) * (gain / math.sqrt(fan_in))
 
     def norm(self, dim: int) -> Tensor:
         return 1.0 + 0.1 * self.normal(dim)
@@ -373,4 +376,5 @@ def _take(tensor: Tensor, axis: int, part: Range) -> Tensor:
 
 def _project(x: Tensor, weight: Tensor) -> Tensor:
     """[T, M] by [heads, dim, M] to [T, heads, dim]."""
-    return (x @ weight.flatten(0, 1).T).unflatten(-1, weight.shape[:2])
+    heads, dim, _ = weight.shape
+    return torch.matmul(x, weight.flatten(0, 1).T).view(-1, heads, dim)

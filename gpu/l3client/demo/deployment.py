@@ -27,7 +27,7 @@ class Rank:
     layers           the layers it holds, absolute in the model
     heads            the KV heads it holds, absolute in the model; None for MLA, whose rows all TP ranks hold alike
     shards           its part of each of its layers
-    pool             for each component, (K, V) or (latent,), one tensor per layer: [slots, heads, dim], MLA [slots, dim]
+    pool             for each component, (K, V) or (latent,), one tensor per layer: [slots, heads, dim] or [slots, dim]
     """
 
     stage: int
@@ -97,10 +97,10 @@ class _Step:
 class Deployment:
     """A model cut over ``tp`` ranks by pipeline ``stages``, each rank with a pool of ``num_pages`` pages.
 
-    ``stages`` are the layers of each stage, in order, and cover the model without a gap; they may be uneven. Weights are
-    views of ``weights``: any number of deployments share one copy. ``chunk`` is the most tokens computed at once, which
-    bounds the memory of a long prefill. ``ranks`` are ordered by stage, then by TP rank. ValueError if the cut does not
-    fit the model.
+    ``stages`` are the layers of each stage, in order, and cover the model without a gap; they may be uneven. The ranks'
+    shards are views of ``weights``: any number of deployments share one copy. ``chunk`` is the most tokens computed at
+    once, which bounds the memory of a long prefill. ``ranks`` are ordered by stage, then by TP rank. ValueError if the
+    cut does not fit the model.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Deployment:
         # NaN, not zero: a page that was not restored shows in the logits instead of passing for a quiet one.
         pool = tuple(
             tuple(torch.full((slots, *heads, dim), math.nan, dtype=config.kv_dtype) for _ in layers)
-            for dim in config.row_shapes
+            for dim in config.row_dims
         )
         shards = tuple(self.weights.layers[layer].shard(cut) for layer in layers)
         return Rank(stage=stage, tp_rank=tp_rank, layers=layers, heads=cut.kv_heads, shards=shards, pool=pool)

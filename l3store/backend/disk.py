@@ -1,0 +1,246 @@
+"""Objects on a local file system.
+
+    DATA_DIR/objects/{first hash byte}/{second hash byte}/{key}     never more than 65,536 folders
+    DATA_DIR/namespaces/{digest}.json
+    DATA_DIR/tmp/                                                   writes that are not visible yet; swept at start
+    DATA_DIR/quarantine/                                            what failed its sums
+
+A file is written under ``tmp`` and linked to its name: it is there whole or not at all, and the first writer wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import itertools
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiofiles
+
+from l3store.backend import file
+from l3store.backend.protocol import CellRun, NewObject, Sums
+from l3store.errors import MissError, StorageFullError
+from l3store.layout import InvalidKeyError, Key, parse_key
+
+_T = TypeVar("_T")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Ack(StrEnum):
+    """When a write is acknowledged: once the file is complete, or once it would survive a power loss."""
+
+    FILE = "file"
+    FSYNC = "fsync"
+
+
+class DiskBackend:
+    """See the module. ``threads`` bounds the file operations in flight; one process owns a data folder."""
+
+    def __init__(self, data_dir: Path, *, ack: Ack = Ack.FILE, threads: int = 8) -> None:
+        self._root = data_dir
+        self._objects = data_dir / "objects"
+        self._tmp = data_dir / "tmp"
+        self._quarantine = data_dir / "quarantine"
+        self._namespaces = data_dir / "namespaces"
+        self._ack = ack
+        self._serial = itertools.count()
+        for folder in (self._objects, self._tmp, self._quarantine, self._namespaces):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(data_dir)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="l3store-disk")
+
+    async def load_namespaces(self) -> dict[str, dict[str, Any]]:
+        registrations = {}
+        for path in sorted(self._namespaces.glob("*.json")):
+            async with aiofiles.open(path, encoding="utf-8") as document:
+                registrations[path.stem] = json.loads(await document.read())
+        return registrations
+
+    async def save_namespace(self, digest: str, registration: Mapping[str, Any]) -> None:
+        partial = self._tmp / f"{digest}.{next(self._serial)}"
+        async with aiofiles.open(partial, "w", encoding="utf-8") as document:
+            await document.write(json.dumps(registration, indent=1))
+            await document.flush()
+            # A lost registration makes all of its objects unreadable, so it is always safe before it is answered.
+            await self._run(os.fsync, document.fileno())
+        await self._run(os.replace, partial, self._namespaces / f"{digest}.json")
+
+    async def drop_namespace(self, digest: str) -> None:
+        await self._run((self._namespaces / f"{digest}.json").unlink, True)
+
+    async def scan(self) -> AsyncIterator[list[Key]]:
+        await self._run(self._sweep)
+        for first in range(256):
+            yield await self._run(self._scan_partition, self._objects / f"{first:02x}")
+
+    async def put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
+        return await self._run(self._put, objects)
+
+    async def read(self, runs: Sequence[CellRun], into: memoryview) -> Sums:
+        return await self._run(self._read, runs, into)
+
+    async def read_sums(self, runs: Sequence[CellRun]) -> Sums:
+        return await self._run(self._read_sums, runs)
+
+    async def delete(self, keys: Sequence[Key]) -> int:
+        return await self._run(lambda: sum(_unlink(self.path(key)) for key in keys))
+
+    async def quarantine(self, key: Key) -> None:
+        target = self._quarantine / f"{key}.{next(self._serial)}"
+        await self._run(_rename_if_there, self.path(key), target)
+
+    async def probe(self) -> None:
+        await self._run(self._probe)
+
+    async def close(self) -> None:
+        # Pending operations are short; the folder must not be handed on before the last of them ended.
+        await asyncio.to_thread(self._pool.shutdown)
+        os.close(self._lock)
+
+    def path(self, key: Key) -> Path:
+        """Where an object's file is, or would be."""
+        return self._objects / key.page_hash[:2] / key.page_hash[2:4] / str(key)
+
+    async def _run(self, call: Callable[..., _T], *args: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+
+    def _sweep(self) -> None:
+        for leftover in os.scandir(self._tmp):
+            os.unlink(leftover.path)
+
+    def _scan_partition(self, partition: Path) -> list[Key]:
+        return [key for folder in _listed(partition) for entry in _listed(folder) if (key := _read_key(entry))]
+
+    def _put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
+        return [self._put_one(new) for new in objects]
+
+    def _put_one(self, new: NewObject) -> bool | Exception:
+        path = self.path(new.key)
+        partial = self._tmp / f"{next(self._serial)}"
+        try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                file.write_object(fd, new)
+                if self._ack is Ack.FSYNC:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            return self._link(partial, path)
+        except OSError as error:
+            if error.errno in _FULL:
+                return StorageFullError(f"no space to store {new.key}: {error.strerror}")
+            return error
+        finally:
+            _unlink(partial)
+
+    def _link(self, partial: Path, path: Path) -> bool:
+        try:
+            try:
+                os.link(partial, path)
+            except FileNotFoundError:
+                self._make_folder(path.parent)
+                os.link(partial, path)
+        except FileExistsError:
+            return False
+        if self._ack is Ack.FSYNC:
+            _fsync_folder(path.parent)
+        return True
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._ack is Ack.FSYNC:
+            _fsync_folder(folder.parent)
+            _fsync_folder(self._objects)
+
+    def _read(self, runs: Sequence[CellRun], into: memoryview) -> Sums:
+        parts = []
+        at = 0
+        for run in runs:
+            fd = self._open(run.key)
+            try:
+                parts.append(file.read_run(fd, run, into[at : at + run.length]))
+            finally:
+                os.close(fd)
+            at += run.length
+        return file.join(parts)
+
+    def _read_sums(self, runs: Sequence[CellRun]) -> Sums:
+        parts = []
+        for run in runs:
+            fd = self._open(run.key)
+            try:
+                parts.append(file.read_run_sums(fd, run))
+            finally:
+                os.close(fd)
+        return file.join(parts)
+
+    def _open(self, key: Key) -> int:
+        try:
+            return os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise MissError(f"{key} is not stored", key=str(key)) from error
+
+    def _probe(self) -> None:
+        path = self._tmp / f"probe.{next(self._serial)}"
+        try:
+            path.write_bytes(b"l3store")
+        finally:
+            _unlink(path)
+
+
+def _lock(data_dir: Path) -> int:
+    """One process owns a folder: a second one would not see what the first stores and evicts."""
+    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise BlockingIOError(
+            error.errno, f"{data_dir} is in use by another l3store: stop it, or give --data-dir another folder"
+        ) from error
+    return fd
+
+
+def _listed(folder: Path | str) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (entry.path for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _read_key(path: str) -> Key | None:
+    try:
+        return parse_key(path.rpartition("/")[2])
+    except InvalidKeyError:
+        return None
+
+
+def _unlink(path: Path) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _rename_if_there(path: Path, target: Path) -> None:
+    try:
+        os.rename(path, target)
+    except FileNotFoundError:
+        return
+
+
+def _fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,201 @@
+"""Reads from the store: what is present, what is missing, and the bytes in the order that was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+from l3store.backend import CellRun, Sums
+from l3store.errors import CorruptError, MissError, RetryError
+from l3store.index.pages import NamespaceIndex
+from l3store.index.reading import Order, object_runs, page_runs
+from l3store.index.runset import Need
+from l3store.index.store import Store
+from l3store.layout import Coordinate, Key, Range, grid_objects
+from l3store.layout.sums import cell_sum, unpack_sums
+
+CHUNK_BYTES = 4 << 20
+"""Pages are read, and handed on, in pieces of about this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive whole cells and their sums."""
+
+    data: memoryview
+    sums: Sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageQuery:
+    """Some pages of a namespace, and the part of each that a shard needs."""
+
+    entry: NamespaceIndex
+    page_hashes: Sequence[str]
+    need: Need
+
+    @property
+    def page_bytes(self) -> int:
+        return len(self.need.layers) * len(self.need.groups) * self.entry.namespace.cell_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBytes:
+    """The leading pages that are present: how many, their bytes in all, and the bytes themselves."""
+
+    pages: int
+    length: int
+    chunks: AsyncIterator[Chunk]
+
+
+class Reader:
+    """Reads over a store. ``verify`` checks every cell against its sum, for readers that will not do so themselves."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def query(self, digest: str, page_hashes: Sequence[str], layers: Range | None, heads: Range | None) -> PageQuery:
+        """Resolve a request. None is all layers, all heads. Raises layout errors that say what to ask instead."""
+        entry = self._store.entry(digest)
+        wanted = layers or entry.namespace.layers
+        entry.namespace.check_layers(wanted)
+        return PageQuery(entry=entry, page_hashes=page_hashes, need=Need(wanted, entry.namespace.groups_of(heads)))
+
+    def match(self, query: PageQuery) -> int:
+        """How many leading pages are present."""
+        pages = self._store.index.leading(query.entry, query.page_hashes, query.need)
+        self._store.counters.match_pages_asked += len(query.page_hashes)
+        self._store.counters.match_pages_hit += pages
+        return pages
+
+    def missing(self, query: PageQuery) -> Iterator[tuple[int, Coordinate]]:
+        """The runs that a writer still has to send, cut by the grid: (page's position, coordinate)."""
+        namespace = query.entry.namespace
+        groups = None if namespace.fields.rank_replicated else query.need.groups
+        grid = grid_objects(query.need.layers, groups, namespace.fields.layer_partition)
+        for position, page_hash in enumerate(query.page_hashes):
+            runs = self._store.index.runs(query.entry, page_hash)
+            if runs.serves(query.need):
+                self._store.index.touch(query.entry, page_hash)
+                continue
+            for wanted in grid:
+                for gap in runs.uncovered(wanted.layers, wanted.head_group or 0):
+                    yield position, Coordinate(gap.start, gap.end, wanted.head_group)
+
+    async def read_object(self, key: Key, *, verify: bool) -> Chunk:
+        """The bytes that a key names. Raises `MissError` where they are not all stored."""
+        while True:
+            runs = self._object_runs(key)
+            try:
+                return await self._read(runs, verify=verify)
+            except MissError as error:
+                await self._store.heal(error)
+
+    async def read_sums(self, key: Key) -> Sums:
+        """The sums of the cells that a key names. Raises `MissError` where they are not all stored."""
+        while True:
+            runs = self._object_runs(key)
+            try:
+                return await self._store.backend.read_sums(runs)
+            except MissError as error:
+                await self._store.heal(error)
+
+    async def suspect(self, key: Key) -> bool:
+        """Check the copies that serve a key: True where one was corrupt, and is now quarantined."""
+        corrupt = False
+        for run in self._object_runs(key):
+            try:
+                await self._read([run], verify=True)
+            except MissError as error:
+                corrupt = corrupt or isinstance(error, CorruptError)
+                await self._store.heal(error)
+        if corrupt:
+            self._store.counters.suspects_corrupt += 1
+        else:
+            self._store.counters.suspects_sound += 1
+        return corrupt
+
+    async def read_pages(self, query: PageQuery, order: Order, *, verify: bool) -> PageBytes:
+        """The leading pages that are present. Their first chunk is read before this returns.
+
+        A page that turns out to be lost or corrupt by then ends the answer before it; later, iteration raises
+        `MissError` and the reader is left with the complete pages that it has.
+        """
+        while True:
+            pages = self._store.index.leading(query.entry, query.page_hashes, query.need)
+            runs = page_runs(self._store.index, query.entry, query.page_hashes[:pages], query.need, order)
+            batches = _batches(runs, CHUNK_BYTES)
+            try:
+                first = [await self._read(batch, verify=verify) for batch in _take(batches, 1)]
+            except MissError as error:
+                await self._store.heal(error)
+                continue
+            return PageBytes(
+                pages=pages, length=pages * query.page_bytes, chunks=self._chunks(first, batches, verify=verify)
+            )
+
+    async def _chunks(
+        self, first: Sequence[Chunk], batches: Iterator[list[CellRun]], *, verify: bool
+    ) -> AsyncIterator[Chunk]:
+        for chunk in first:
+            yield chunk
+        for batch in batches:
+            try:
+                yield await self._read(batch, verify=verify)
+            except MissError as error:
+                await self._store.heal(error)
+                raise
+
+    async def _read(self, runs: Sequence[CellRun], *, verify: bool) -> Chunk:
+        data = memoryview(bytearray(sum(run.length for run in runs)))
+        try:
+            sums = await self._store.backend.read(runs, data)
+        except OSError as error:
+            # Not a miss of ours to act on: what cannot be read now may be readable later, and is never deleted.
+            raise RetryError(f"the stored bytes could not be read: {error}") from error
+        if verify:
+            await asyncio.to_thread(_verify, runs, data, sums)
+        return Chunk(data, sums)
+
+    def _object_runs(self, key: Key) -> list[CellRun]:
+        entry = self._store.entry_of(key)
+        runs = object_runs(self._store.index, entry, key)
+        if runs is None:
+            raise MissError(f"{key} is not stored, or not all of its cells are")
+        self._store.index.touch(entry, key.page_hash)
+        return runs
+
+
+def _verify(runs: Sequence[CellRun], data: memoryview, sums: Sums) -> None:
+    expected = iter(unpack_sums(sums.packed))
+    at = 0
+    for run in runs:
+        for cell in range(run.first, run.first + run.count):
+            if cell_sum(data[at : at + run.cell_bytes]) != next(expected):
+                raise CorruptError(f"cell {cell} of the stored {run.key} fails its sum", key=str(run.key))
+            at += run.cell_bytes
+
+
+def _batches(runs: Iterator[CellRun], size: int) -> Iterator[list[CellRun]]:
+    """Group runs into batches of about ``size`` bytes; longer runs are split between cells."""
+    batch: list[CellRun] = []
+    room = size
+    for whole in runs:
+        run = whole
+        while run.count:
+            fits = min(run.count, max(room // run.cell_bytes, 0 if batch else 1))
+            if fits:
+                batch.append(CellRun(run.key, run.first, fits, run.cell_bytes))
+                run = CellRun(run.key, run.first + fits, run.count - fits, run.cell_bytes)
+                room -= fits * run.cell_bytes
+            if run.count:
+                yield batch
+                batch, room = [], size
+    if batch:
+        yield batch
+
+
+def _take(batches: Iterator[list[CellRun]], count: int) -> Iterator[list[CellRun]]:
+    for _, batch in zip(range(count), batches, strict=False):
+        yield batch

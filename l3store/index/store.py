@@ -1,0 +1,300 @@
+"""The store: what is registered and what is stored, over one backend. Writes, deletes, evicts and heals.
+
+Owned by one event loop. Reads are `l3store.index.reader`. Errors are those of `l3store.errors`, or layout errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from l3store.backend import Backend, NewObject
+from l3store.backend.file import overhead
+from l3store.errors import (
+    ConflictError,
+    CorruptError,
+    L3Error,
+    MissError,
+    NotReadyError,
+    RetryError,
+    StorageFullError,
+    UnknownNamespaceError,
+)
+from l3store.index.pages import NamespaceIndex, PageIndex, Usage
+from l3store.index.reading import object_runs
+from l3store.index.registry import Labels, Near, Registration, geometry_conflict, nearest
+from l3store.layout import Coordinate, InvalidKeyError, Key, LayoutError, Namespace, parse_key
+
+_log = logging.getLogger("l3store.store")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start; each is a metric of this name."""
+
+    objects_created: int = 0
+    objects_existed: int = 0
+    write_errors: int = 0
+    evicted_objects: int = 0
+    corrupt_objects: int = 0
+    lost_objects: int = 0
+    suspects_sound: int = 0
+    suspects_corrupt: int = 0
+    match_pages_asked: int = 0
+    match_pages_hit: int = 0
+
+
+class Store:
+    """``capacity`` bounds the bytes of all files. The least recently used pages make room, each with all it has."""
+
+    def __init__(self, backend: Backend, *, capacity: int) -> None:
+        self.backend = backend
+        self.index = PageIndex()
+        self.capacity = capacity
+        self.counters = Counters()
+        self._registrations: dict[str, Registration] = {}
+        # Objects whose registration was lost; their lengths are unknown until it comes again.
+        self._orphans: dict[str, list[Key]] = defaultdict(list)
+        # Objects that the index has given up and the backend may still have: a write of one waits for its deletion.
+        self._going: dict[Key, asyncio.Future[None]] = {}
+        self._reserved = 0
+        self._ready = False
+        self._registering = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load registrations and rebuild the index from names. Until it is complete all else raises `NotReadyError`."""
+        began = time.monotonic()
+        for digest, stored in (await self.backend.load_namespaces()).items():
+            try:
+                registration = Registration.from_dict(stored)
+            except LayoutError as error:
+                _log.error("the registration of %s cannot be read, its objects stay unused: %s", digest, error)
+                continue
+            self._registrations[digest] = registration
+            self.index.open(registration.namespace)
+        async for keys in self.backend.scan():
+            for key in keys:
+                self._adopt(key)
+        self._ready = True
+        await self._make_room()
+        for digest, orphans in self._orphans.items():
+            _log.warning("%d objects of %s wait for its registration", len(orphans), digest)
+        total = self.index.total
+        _log.info("indexed %d objects, %d bytes, in %.2f s", total.objects, total.bytes, time.monotonic() - began)
+
+    async def close(self) -> None:
+        await self.backend.close()
+
+    async def check_health(self) -> None:
+        """Raise `NotReadyError` where the index is not complete or a write would fail now."""
+        self.check_ready()
+        try:
+            await self.backend.probe()
+        except (OSError, StorageFullError) as error:
+            raise NotReadyError(f"the data folder cannot be written: {error}") from error
+
+    def check_ready(self) -> None:
+        if not self._ready:
+            raise NotReadyError("the index is being rebuilt; ask again in a second")
+
+    async def register(self, namespace: Namespace, labels: Labels | None) -> tuple[bool, list[Near]]:
+        """Register a namespace: whether it is new, and the stored ones that almost match.
+
+        Raises `ConflictError`, naming the fields, where it is known with another geometry.
+        """
+        self.check_ready()
+        digest = namespace.digest
+        async with self._registering:
+            known = self._registrations.get(digest)
+            if known is not None and (differs := geometry_conflict(known.namespace, namespace)):
+                fields = "; ".join(f"{name} is {stored}, not {asked}" for name, (asked, stored) in differs.items())
+                raise ConflictError(
+                    f"{digest} is registered with another geometry: {fields}. Deployments of one namespace share one "
+                    "geometry; tell different weights apart with extension.model_revision",
+                    fields=list(differs),
+                )
+            near = nearest(namespace, labels, self._registrations.values())
+            registration = known or Registration(namespace)
+            if registration.note(labels) or known is None:
+                await self.backend.save_namespace(digest, registration.to_dict())
+            if known is None:
+                self._registrations[digest] = registration
+                self.index.open(namespace)
+                for key in self._orphans.pop(digest, []):
+                    self._adopt(key)
+        return known is None, near
+
+    def registration(self, digest: str) -> tuple[Registration, Usage]:
+        """A namespace and what it stores."""
+        entry = self.entry(digest)
+        return self._registrations[digest], entry.usage
+
+    def registrations(self) -> list[tuple[Registration, Usage]]:
+        """All namespaces, by digest."""
+        self.check_ready()
+        return [self.registration(digest) for digest in sorted(self._registrations)]
+
+    async def drop(self, digest: str) -> int:
+        """Forget a namespace and delete its objects; how many there were."""
+        async with self._registering:
+            self.entry(digest)
+            keys = self.index.close(digest)
+            del self._registrations[digest]
+            await self.backend.drop_namespace(digest)
+        await self._delete(keys)
+        return len(keys)
+
+    def entry(self, digest: str) -> NamespaceIndex:
+        """A namespace's part of the index. Raises `UnknownNamespaceError`; `NotReadyError` before it is complete."""
+        self.check_ready()
+        entry = self.index.get(digest)
+        if entry is None:
+            raise UnknownNamespaceError(
+                f"{digest} is not registered: PUT /v1/namespaces/{digest} first; its answer names what comes close"
+            )
+        return entry
+
+    def entry_of(self, key: Key) -> NamespaceIndex:
+        """`entry`, after a check that the key's layers and head group are in the model. Raises a layout error."""
+        entry = self.entry(key.digest)
+        _check_coordinate(entry.namespace, key.coordinate)
+        return entry
+
+    def has(self, key: Key) -> bool:
+        """Whether every cell that a key names is stored, however it is cut."""
+        return object_runs(self.index, self.entry_of(key), key) is not None
+
+    async def put(self, objects: Sequence[NewObject]) -> list[bool | L3Error]:
+        """Store verified objects of registered namespaces. For each: True created, False there already, or why not."""
+        size = sum(len(memoryview(new.body)) + overhead(_cells(new.key.coordinate)) for new in objects)
+        for new in objects:
+            while new.key in self._going:
+                await asyncio.shield(self._going[new.key])
+        self._reserved += size
+        try:
+            await self._make_room()
+            if self.index.total.disk_bytes + self._reserved > self.capacity:
+                full = StorageFullError(
+                    f"{size} bytes do not fit beside what is being written: capacity {self.capacity}"
+                )
+                return [self._note(new.key, full) for new in objects]
+            results = await self.backend.put(objects)
+            # The file system can be fuller than our budget knows. Old pages make room once, then the writer is told.
+            again = [i for i, result in enumerate(results) if isinstance(result, StorageFullError)]
+            if again and await self._evict(2 * size):
+                retried = await self.backend.put([objects[i] for i in again])
+                for i, result in zip(again, retried, strict=True):
+                    results[i] = result
+            strays = [
+                n.key for n, r in zip(objects, results, strict=True) if r is True and not self.index.get(n.key.digest)
+            ]
+            if strays:
+                await self._delete(strays)
+            return [self._note(new.key, result) for new, result in zip(objects, results, strict=True)]
+        finally:
+            self._reserved -= size
+
+    async def delete(self, key: Key) -> bool:
+        """Delete every stored object that holds any of the cells a key names; False where there is none."""
+        entry = self.entry_of(key)
+        runs = self.index.runs(entry, key.page_hash)
+        group = key.coordinate.head_group or 0
+        keys = [Key(key.page_hash, key.digest, c) for c in runs.overlapping(key.coordinate.layers, group)]
+        for gone in keys:
+            self.index.remove(entry, gone)
+        await self._delete(keys)
+        return bool(keys)
+
+    async def heal(self, error: MissError) -> None:
+        """Take out of the index what the backend could not serve; what is corrupt is set aside, never deleted."""
+        key = parse_key(error.members["key"])
+        entry = self.index.get(key.digest)
+        if entry is None or not self.index.remove(entry, key):
+            return
+        if isinstance(error, CorruptError):
+            self.counters.corrupt_objects += 1
+            _log.warning("quarantined: %s", error)
+            async with self._leaving([key]):
+                await self.backend.quarantine(key)
+        else:
+            self.counters.lost_objects += 1
+            _log.warning("lost from the data folder: %s", error)
+
+    def _adopt(self, key: Key) -> None:
+        entry = self.index.get(key.digest)
+        if entry is None:
+            self._orphans[key.digest].append(key)
+            return
+        try:
+            _check_coordinate(entry.namespace, key.coordinate)
+        except LayoutError as error:
+            _log.warning("ignored %s: %s", key, error)
+            return
+        self.index.add(entry, key)
+
+    def _note(self, key: Key, result: bool | Exception) -> bool | L3Error:
+        """Index what was stored, count what was not."""
+        entry = self.index.get(key.digest)
+        if isinstance(result, bool) and entry is not None:
+            self.index.add(entry, key)
+            if result:
+                self.counters.objects_created += 1
+            else:
+                self.counters.objects_existed += 1
+            return result
+        self.counters.write_errors += 1
+        if isinstance(result, bool):
+            return UnknownNamespaceError(f"{key.digest} was dropped while {key} was being written")
+        if isinstance(result, L3Error):
+            return result
+        _log.error("could not store %s: %s", key, result)
+        return RetryError(f"could not store {key}: {result}")
+
+    async def _make_room(self) -> None:
+        """Evict until what is stored and what is being written fit the capacity, as far as that can be."""
+        excess = self.index.total.disk_bytes + self._reserved - self.capacity
+        if excess > 0:
+            await self._evict(excess)
+
+    async def _evict(self, disk_bytes: int) -> int:
+        keys = self.index.evict(disk_bytes)
+        self.counters.evicted_objects += len(keys)
+        await self._delete(keys)
+        return len(keys)
+
+    async def _delete(self, keys: Sequence[Key]) -> None:
+        """Delete from the backend what the index has given up."""
+        async with self._leaving(keys):
+            await self.backend.delete(keys)
+
+    @contextlib.asynccontextmanager
+    async def _leaving(self, keys: Sequence[Key]) -> AsyncIterator[None]:
+        """Hold writes of these keys back until the backend has done with what it had under them."""
+        gone = asyncio.get_running_loop().create_future()
+        self._going.update(dict.fromkeys(keys, gone))
+        try:
+            yield
+        finally:
+            for key in keys:
+                self._going.pop(key, None)
+            gone.set_result(None)
+
+
+def _check_coordinate(namespace: Namespace, coordinate: Coordinate) -> None:
+    namespace.check_layers(coordinate.layers)
+    if namespace.fields.rank_replicated:
+        if coordinate.head_group is not None:
+            raise InvalidKeyError(f"{coordinate} has a head group, the model (MLA) has none: leave _H out")
+    elif coordinate.head_group is None:
+        raise InvalidKeyError(f"{coordinate} has no head group, the model has {namespace.num_groups}: add _H0 ...")
+    elif coordinate.head_group >= namespace.num_groups:
+        raise InvalidKeyError(f"{coordinate}: the model has head groups 0 to {namespace.num_groups - 1}")
+
+
+def _cells(coordinate: Coordinate) -> int:
+    return coordinate.end_layer - coordinate.start_layer

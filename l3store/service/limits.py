@@ -1,0 +1,34 @@
+"""What one request may ask. `/version` shows these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bytes unless the name says otherwise.
+
+    in_flight_bytes  of bodies held in memory at once, by all requests; more wait, then get 503
+    receive_timeout  seconds without a byte of a body before its sender is given up
+    """
+
+    max_pages: int = 32_768
+    max_object_bytes: int = 256 << 20
+    max_read_bytes: int = 4 << 30
+    max_write_bytes: int = 4 << 30
+    max_write_objects: int = 32_768
+    max_json_bytes: int = 16 << 20
+    in_flight_bytes: int = 1 << 30
+    receive_timeout: float = 60.0
+
+    def public(self) -> dict[str, int]:
+        """The limits that a client has to know."""
+        return {
+            "max_pages": self.max_pages,
+            "max_object_bytes": self.max_object_bytes,
+            "max_read_bytes": self.max_read_bytes,
+            "max_write_bytes": self.max_write_bytes,
+            "max_write_objects": self.max_write_objects,
+            "max_json_bytes": self.max_json_bytes,
+        }

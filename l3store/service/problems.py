@@ -1,0 +1,67 @@
+"""Every error as an RFC 9457 problem document."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from l3store.errors import L3Error, MethodNotAllowedError, NotRoutedError, RefusedError, RetryError
+from l3store.layout import LayoutError
+
+MEDIA_TYPE = "application/problem+json"
+
+_log = logging.getLogger("l3store.service")
+
+
+def problem_response(error: L3Error, headers: dict[str, str] | None = None) -> Response:
+    """The response for an error, with ``Retry-After`` where trying again makes sense."""
+    headers = dict(headers or {})
+    if isinstance(error, RetryError):
+        headers["Retry-After"] = str(error.retry_after)
+    body = json.dumps(error.to_problem(), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Response(body, error.status, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Map every exception of the app to a problem document."""
+
+    async def on_l3_error(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, L3Error)
+        return problem_response(error, error.members.pop("headers", None))
+
+    async def on_layout_error(_request: Request, error: Exception) -> Response:
+        members: dict[str, Any] = {}
+        if field := getattr(error, "field", None):
+            members["field"] = field
+        return problem_response(RefusedError(str(error), **members))
+
+    async def on_invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        issues = [{"where": ".".join(map(str, e["loc"])), "what": e["msg"]} for e in error.errors()[:20]]
+        detail = "; ".join(f"{issue['where']}: {issue['what']}" for issue in issues[:3])
+        return problem_response(RefusedError(detail, issues=issues))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} {request.url.path[:200]}"
+        if error.status_code == MethodNotAllowedError.status:
+            return problem_response(MethodNotAllowedError(f"{what} is not offered"), dict(error.headers or {}))
+        if error.status_code == NotRoutedError.status:
+            return problem_response(NotRoutedError(f"{what} is not a resource of this service; see /docs"))
+        return problem_response(RefusedError(f"{what}: {error.detail}"))
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem_response(L3Error("a fault of the service; its log has the details"))
+
+    app.add_exception_handler(L3Error, on_l3_error)
+    app.add_exception_handler(LayoutError, on_layout_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_bug)
