@@ -39,6 +39,11 @@ class L3Error(Exception):
         self.detail = detail
         self.members = members
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers that belong to the error."""
+        return {}
+
     def to_problem(self) -> dict[str, Any]:
         """An RFC 9457 problem document."""
         return {
@@ -85,7 +90,13 @@ class TooLargeError(RefusedError):
 
 
 class UnsatisfiableError(RefusedError):
+    """``size`` is the object's, in bytes."""
+
     status, code, title = 416, "unsatisfiable-range", "Range not satisfiable"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Range": f"bytes */{self.members['size']}"} if "size" in self.members else {}
 
 
 class ConflictError(RefusedError):
@@ -109,6 +120,10 @@ class RetryError(L3Error):
 
     status, code, title = 503, "unavailable", "Unavailable"
     retry_after: ClassVar[int] = 1
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after)}
 
 
 class StorageFullError(RetryError):

@@ -16,6 +16,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -95,6 +96,9 @@ class DiskBackend:
     async def quarantine(self, key: Key) -> None:
         target = self._quarantine / f"{key}.{next(self._serial)}"
         await self._run(_rename_if_there, self.path(key), target)
+
+    async def free_bytes(self) -> int:
+        return (await self._run(shutil.disk_usage, self._root)).free
 
     async def probe(self) -> None:
         await self._run(self._probe)

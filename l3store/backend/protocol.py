@@ -91,6 +91,10 @@ class Backend(Protocol):
         """Set an object aside: never served again, kept for whoever looks into it."""
         ...
 
+    async def free_bytes(self) -> int:
+        """What could still be written."""
+        ...
+
     async def probe(self) -> None:
         """Raise where a write would fail now."""
         ...

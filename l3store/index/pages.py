@@ -89,6 +89,13 @@ class PageIndex:
             pages.move_to_end(name)
         return len(hits)
 
+    def keys(self, entry: NamespaceIndex) -> Iterator[Key]:
+        """All stored objects of a namespace, least recently used page first. The index must not change meanwhile."""
+        for name, runs in self._pages.items():
+            if name.endswith(entry.tag):
+                for coordinate in runs.coordinates:
+                    yield Key(name[:-_TAG_BYTES].hex(), entry.digest, coordinate)
+
     def touch(self, entry: NamespaceIndex, page_hash: str) -> None:
         """Make a page the most recently used, where it is stored."""
         name = _name(entry, page_hash)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +31,8 @@ from l3store.index.reading import object_runs
 from l3store.index.registry import Labels, Near, Registration, geometry_conflict, nearest
 from l3store.layout import Coordinate, InvalidKeyError, Key, LayoutError, Namespace, parse_key
 
+_DEFAULT_SHARE = 0.8
+
 _log = logging.getLogger("l3store.store")
 
 
@@ -50,12 +53,16 @@ class Counters:
 
 
 class Store:
-    """``capacity`` bounds the bytes of all files. The least recently used pages make room, each with all it has."""
+    """``capacity`` bounds the bytes of all files; None is a share of what the backend has for us, known after `start`.
 
-    def __init__(self, backend: Backend, *, capacity: int) -> None:
+    The least recently used pages make room, each with all it has.
+    """
+
+    def __init__(self, backend: Backend, *, capacity: int | None) -> None:
         self.backend = backend
         self.index = PageIndex()
-        self.capacity = capacity
+        self.capacity = sys.maxsize if capacity is None else capacity
+        self._share_disk = capacity is None
         self.counters = Counters()
         self._registrations: dict[str, Registration] = {}
         # Objects whose registration was lost; their lengths are unknown until it comes again.
@@ -80,6 +87,8 @@ class Store:
         async for keys in self.backend.scan():
             for key in keys:
                 self._adopt(key)
+        if self._share_disk:
+            self.capacity = int(_DEFAULT_SHARE * (self.index.total.disk_bytes + await self.backend.free_bytes()))
         self._ready = True
         await self._make_room()
         for digest, orphans in self._orphans.items():

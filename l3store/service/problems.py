@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from l3store.errors import L3Error, MethodNotAllowedError, NotRoutedError, RefusedError, RetryError
+from l3store.errors import L3Error, MethodNotAllowedError, NotRoutedError, RefusedError
 from l3store.layout import LayoutError
 
 MEDIA_TYPE = "application/problem+json"
+_CLIENT_GONE = 499
 
 _log = logging.getLogger("l3store.service")
 
 
-def problem_response(error: L3Error, headers: dict[str, str] | None = None) -> Response:
-    """The response for an error, with ``Retry-After`` where trying again makes sense."""
-    headers = dict(headers or {})
-    if isinstance(error, RetryError):
-        headers["Retry-After"] = str(error.retry_after)
+def problem_response(error: L3Error, headers: Mapping[str, str] | None = None) -> Response:
+    """The response for an error."""
     body = json.dumps(error.to_problem(), ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(body, error.status, headers, MEDIA_TYPE)
+    return Response(body, error.status, {**(headers or {}), **error.headers}, MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
@@ -33,7 +33,7 @@ def install(app: FastAPI) -> None:
 
     async def on_l3_error(_request: Request, error: Exception) -> Response:
         assert isinstance(error, L3Error)
-        return problem_response(error, error.members.pop("headers", None))
+        return problem_response(error)
 
     async def on_layout_error(_request: Request, error: Exception) -> Response:
         members: dict[str, Any] = {}
@@ -51,10 +51,14 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         what = f"{request.method} {request.url.path[:200]}"
         if error.status_code == MethodNotAllowedError.status:
-            return problem_response(MethodNotAllowedError(f"{what} is not offered"), dict(error.headers or {}))
+            return problem_response(MethodNotAllowedError(f"{what} is not offered"), error.headers)
         if error.status_code == NotRoutedError.status:
             return problem_response(NotRoutedError(f"{what} is not a resource of this service; see /docs"))
         return problem_response(RefusedError(f"{what}: {error.detail}"))
+
+    async def on_disconnect(_request: Request, _error: Exception) -> Response:
+        # Nobody is left to read this; what was received of the body is dropped, and nothing was stored of it.
+        return Response(status_code=_CLIENT_GONE)
 
     async def on_bug(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -64,4 +68,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(LayoutError, on_layout_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, on_bug)

@@ -48,6 +48,4 @@ def _strict(size: int, offset: int, length: int | None) -> Span:
 
 
 def _unsatisfiable(what: str, size: int) -> UnsatisfiableError:
-    return UnsatisfiableError(
-        f"{what} of an object of {size} bytes", size=size, headers={"Content-Range": f"bytes */{size}"}
-    )
+    return UnsatisfiableError(f"{what} of an object of {size} bytes", size=size)

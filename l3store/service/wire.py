@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
+from typing import Self
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -13,7 +13,7 @@ from l3store.service.limits import Limits
 
 
 class BodyReader:
-    """A request's body, taken in pieces of the caller's choosing. Raises ClientDisconnect where the client goes away."""
+    """A request's body, in pieces of the caller's choosing. Raises ClientDisconnect where the client goes away."""
 
     def __init__(self, request: Request, limits: Limits) -> None:
         self._messages = request.receive
@@ -56,6 +56,26 @@ class BodyReader:
         return piece
 
 
+class Lease:
+    """Bytes of a budget, held until `release`. Releasing twice is releasing once."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: MemoryBudget, size: int) -> None:
+        self._budget = budget
+        self._size = size
+
+    def release(self) -> None:
+        size, self._size = self._size, 0
+        self._budget._give_back(size)  # noqa: SLF001
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class MemoryBudget:
     """Bounds the bytes of bodies held at once. First come, first served."""
 
@@ -63,22 +83,36 @@ class MemoryBudget:
         self._total = total
         self._free = total
         self._timeout = timeout
-        self._changed = asyncio.Condition()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @asynccontextmanager
-    async def hold(self, size: int) -> AsyncIterator[None]:
-        """Hold ``size`` bytes of the budget. Raises `RetryError` where they do not come free in time."""
+    async def acquire(self, size: int) -> Lease:
+        """Hold ``size`` bytes, or all there are. Raises `RetryError` where they do not come free in time."""
         size = min(size, self._total)
-        async with self._changed:
+        if self._waiting or self._free < size:
+            granted = asyncio.get_running_loop().create_future()
+            waiter = (size, granted)
+            self._waiting.append(waiter)
             try:
                 async with asyncio.timeout(self._timeout):
-                    await self._changed.wait_for(lambda: self._free >= size)
-            except TimeoutError as error:
-                raise RetryError("too many bytes in flight; try again in a second") from error
+                    await granted
+            except BaseException as error:
+                if granted.done() and not granted.cancelled():
+                    self._give_back(size)
+                else:
+                    self._waiting.remove(waiter)
+                    self._give_back(0)
+                if isinstance(error, TimeoutError):
+                    raise RetryError("too many bytes are in flight; try again in a second") from error
+                raise
+        else:
             self._free -= size
-        try:
-            yield
-        finally:
-            async with self._changed:
-                self._free += size
-                self._changed.notify_all()
+        return Lease(self, size)
+
+    def _give_back(self, size: int) -> None:
+        self._free += size
+        while self._waiting and self._waiting[0][0] <= self._free:
+            wanted, granted = self._waiting.popleft()
+            if granted.cancelled():
+                continue
+            self._free -= wanted
+            granted.set_result(None)

@@ -57,6 +57,15 @@ def test_alignment_is_that_of_the_worst_tensor() -> None:
     assert MLAPool([whole[:64].view(16, 4), whole[4:].view(16, 4)], page_size=4).alignment == 4
 
 
+def test_alignment_counts_the_offset_in_the_storage_too() -> None:
+    # Torch views bytes as wider words by the offset, whatever the address.
+    memory = bytearray(128)
+    shift = (8 - torch.frombuffer(memory, dtype=torch.uint8).data_ptr()) % 16
+    tensor = torch.frombuffer(memory, dtype=torch.uint8, offset=shift)[8:72].view(16, 4)
+    assert tensor.data_ptr() % 16 == 0
+    assert MLAPool([tensor], page_size=4).alignment == 8
+
+
 def test_a_pool_takes_parameters_that_want_gradients() -> None:
     tensor = torch.zeros(8, 4, requires_grad=True)
     view = MLAPool([tensor], page_size=4).layer(0)[0]

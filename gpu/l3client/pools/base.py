@@ -37,8 +37,7 @@ class KVPool:
         self.row_bytes = tuple(layers[0].shape[2] * layers[0].element_size() for layers in components.values())
         self.device = first.device
         self._layers = tuple(
-            tuple(tensor.detach().view(torch.uint8) for tensor in layer)
-            for layer in zip(*components.values(), strict=True)
+            tuple(tensor.view(torch.uint8) for tensor in layer) for layer in zip(*components.values(), strict=True)
         )
 
     @property

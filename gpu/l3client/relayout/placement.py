@@ -68,8 +68,8 @@ class Placement:
         return layers
 
     def require_whole(self, pool: KVPool) -> None:
-        """Raises ValueError unless the pool holds every head of the staged page."""
-        if self.first_head or pool.heads != self.heads:
+        """Raises ValueError unless the pool, which fits, holds every head of the staged page."""
+        if pool.heads != self.heads:
             raise ValueError(
                 f"the pool holds heads [{self.first_head}, {self.first_head + pool.heads}) of a staged page of "
                 f"{self.heads}: the others would be written as whatever the buffer held before; stage only head "

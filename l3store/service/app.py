@@ -1,0 +1,93 @@
+"""The FastAPI application over a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from l3store import __version__
+from l3store.index import Reader, Store
+from l3store.service import problems
+from l3store.service.context import Context
+from l3store.service.framing import Framing
+from l3store.service.limits import Limits
+from l3store.service.metrics import Measured, Metrics
+from l3store.service.routes import ROUTERS
+from l3store.service.shapes import Problem
+from l3store.service.wire import MemoryBudget
+
+_log = logging.getLogger("l3store.service")
+
+
+class App(FastAPI):
+    """FastAPI whose schema says what this service answers: problem documents instead of FastAPI's 422."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schema["components"]["schemas"].pop(unused, None)
+            self.openapi_schema = schema
+        return self.openapi_schema
+
+
+def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable[[], None] = lambda: None) -> FastAPI:
+    """The service over a store, which it starts and closes. ``on_ready`` is called when the index is complete."""
+    limits = limits or Limits()
+    metrics = Metrics(store)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        # Listening begins at once: who asks before the index is complete is told to come back.
+        starting = asyncio.create_task(_start(store, on_ready))
+        try:
+            yield
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await store.close()
+
+    app = App(
+        title="l3store",
+        version=__version__,
+        summary="A third-level KV cache for LLM serving",
+        lifespan=lifespan,
+        generate_unique_id_function=_operation_id,
+        responses={"default": {"model": Problem, "description": "problem", "content": {problems.MEDIA_TYPE: {}}}},
+    )
+    app.state.context = Context(
+        store=store,
+        reader=Reader(store),
+        limits=limits,
+        budget=MemoryBudget(limits.in_flight_bytes),
+        metrics=metrics,
+    )
+    problems.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(Framing, limits=limits)
+    app.add_middleware(Measured, metrics=metrics)
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+async def _start(store: Store, on_ready: Callable[[], None]) -> None:
+    try:
+        await store.start()
+    except Exception:
+        # The service stays up and says 503: an operator who asks it learns more than from a process that is gone.
+        _log.exception("the store could not start")
+    else:
+        on_ready()

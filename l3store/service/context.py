@@ -1,0 +1,31 @@
+"""What every route works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from l3store.index import Reader, Store
+from l3store.service.limits import Limits
+from l3store.service.metrics import Metrics
+from l3store.service.wire import MemoryBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    store: Store
+    reader: Reader
+    limits: Limits
+    budget: MemoryBudget
+    metrics: Metrics
+
+
+def _context(request: Request) -> Context:
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context
+
+
+Service = Annotated[Context, Depends(_context)]

@@ -1,0 +1,21 @@
+"""From a received body to an object that may be stored."""
+
+from __future__ import annotations
+
+from l3store.backend import NewObject, Sums
+from l3store.errors import WrongSumsError
+from l3store.layout import Key
+from l3store.layout.sums import SUM_BYTES, Buffer, sum_cells
+
+
+def verified(key: Key, body: Buffer, cell_bytes: int, expected: bytes | None) -> NewObject:
+    """Received bytes as an object to store, with the writer's sums or ours. Raises `WrongSumsError`."""
+    computed = sum_cells(body, cell_bytes)
+    if expected is not None and computed != expected:
+        bad = [
+            i for i in range(0, len(computed), SUM_BYTES) if computed[i : i + SUM_BYTES] != expected[i : i + SUM_BYTES]
+        ]
+        raise WrongSumsError(
+            f"{len(bad)} cells of {key} do not match their sums, the first is cell {bad[0] // SUM_BYTES}"
+        )
+    return NewObject(key, body, Sums(computed, by_writer=expected is not None))

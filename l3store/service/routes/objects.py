@@ -1,0 +1,183 @@
+"""One object: put, get, head, delete, suspect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from l3store.backend import Sums
+from l3store.errors import L3Error, MissError, PreconditionError, WrongLengthError, WrongSumsError
+from l3store.layout import Coordinate, Key, Span, parse_key
+from l3store.layout.sums import Buffer, content_tag, decode_sums, encode_sums
+from l3store.service.context import Context, Service
+from l3store.service.ranges import wanted_span
+from l3store.service.receiving import verified
+from l3store.service.responses import MEDIA_TYPE, BytesResponse
+from l3store.service.shapes import ObjectStatus, Suspected
+from l3store.service.wire import BodyReader
+
+router = APIRouter(prefix="/v1/objects", tags=["objects"])
+
+_BINARY: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+_SUMS_HEADER = "base64 of xxh3-64 of every cell, 8 bytes little-endian each"
+
+
+@router.put(
+    "/{key:path}",
+    status_code=201,
+    responses={200: {"model": ObjectStatus, "description": "already there, nothing stored"}},
+    openapi_extra={"requestBody": {"required": True, **_BINARY}},
+)
+async def put_object(
+    key: str,
+    request: Request,
+    response: Response,
+    service: Service,
+    l3_sums: Annotated[str | None, Header(description=_SUMS_HEADER)] = None,
+    if_none_match: Annotated[str | None, Header(description="`*`: 412 where it is already there")] = None,
+) -> ObjectStatus:
+    """Store the bytes that a key names. The first writer wins; nothing is ever overwritten."""
+    name = parse_key(key)
+    cell_bytes, length = _sizes(service, name)
+    declared = request.scope["l3store.content_length"]
+    if declared != length:
+        raise WrongLengthError(f"a body of {declared} bytes, but {name} has {length}", expected=length)
+    sums = None if l3_sums is None else _sums(l3_sums, length // cell_bytes)
+    created = False
+    if not service.store.has(name):
+        with await service.budget.acquire(length):
+            body = await BodyReader(request, service.limits).read(length)
+            service.metrics.received.inc(length)
+            new = await asyncio.to_thread(verified, name, body, cell_bytes, sums)
+            [result] = await service.store.put([new])
+            if isinstance(result, L3Error):
+                raise result
+            created = result
+    if not created and if_none_match == "*":
+        raise PreconditionError(f"{name} is already stored")
+    response.status_code = 201 if created else 200
+    return ObjectStatus(key=key, status="created" if created else "exists")
+
+
+@router.get(
+    "/{key:path}",
+    response_class=Response,
+    responses={
+        200: {"description": "all of it, with L3-Sums", **_BINARY},
+        206: {"description": "a part of it; with L3-Sums where it is whole cells", **_BINARY},
+        304: {"description": "If-None-Match has its ETag"},
+    },
+)
+async def get_object(
+    key: str,
+    request: Request,
+    service: Service,
+    offset: Annotated[int | None, Query(ge=0, description="strict: beyond the end is 416")] = None,
+    length: Annotated[int | None, Query(ge=0, description="strict: beyond the end, or zero, is 416")] = None,
+) -> Response:
+    """The bytes that a key names, or one range of them, however what is stored was cut."""
+    name = parse_key(key)
+    cell_bytes, size = _sizes(service, name)
+    range_header = request.headers.get("range")
+    if "if-none-match" in request.headers or "if-range" in request.headers:
+        tag = _etag(await service.reader.read_sums(name))
+        if _matches(request.headers.get("if-none-match"), tag):
+            return Response(status_code=304, headers={"ETag": tag})
+        if request.headers.get("if-range", tag) != tag:
+            range_header = None
+    span = wanted_span(size=size, header=range_header, offset=offset, length=length)
+    if span is None:
+        return await _whole(service, name, size)
+    return await _part(service, name, span, size=size, cell_bytes=cell_bytes)
+
+
+@router.head("/{key:path}", response_class=Response)
+async def head_object(key: str, service: Service) -> Response:
+    """What GET would say of all of it, without the bytes."""
+    name = parse_key(key)
+    _, size = _sizes(service, name)
+    sums = await service.reader.read_sums(name)
+    return Response(headers={**_headers(sums), "Content-Length": str(size)}, media_type=MEDIA_TYPE)
+
+
+@router.delete("/{key:path}", status_code=204)
+async def delete_object(key: str, service: Service) -> None:
+    """Delete every stored object that holds any of the cells a key names."""
+    name = parse_key(key)
+    if not await service.store.delete(name):
+        raise MissError(f"{name} is not stored")
+
+
+@router.post("/{key}/suspect")
+async def suspect_object(key: str, service: Service) -> Suspected:
+    """A reader saw a bad sum: check our own copy, and quarantine it where it is bad."""
+    return Suspected(key=key, corrupt=await service.reader.suspect(parse_key(key)))
+
+
+def _sizes(service: Context, key: Key) -> tuple[int, int]:
+    """Bytes of a cell and of the whole object."""
+    cell_bytes = service.store.entry_of(key).namespace.cell_bytes
+    return cell_bytes, len(key.coordinate.layers) * cell_bytes
+
+
+def _sums(header: str, cells: int) -> bytes:
+    try:
+        return decode_sums(header, cells)
+    except ValueError as error:
+        raise WrongSumsError(f"L3-Sums: {error}") from error
+
+
+async def _whole(service: Context, key: Key, size: int) -> Response:
+    with ExitStack() as held:
+        held.enter_context(await service.budget.acquire(size))
+        chunk = await service.reader.read_object(key, verify=False)
+        return _answer(service, 200, chunk.data, _headers(chunk.sums), held)
+
+
+async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes: int) -> Response:
+    """A range. The cells that it touches are read whole; those it cuts are verified here, as its reader cannot."""
+    tag = _etag(await service.reader.read_sums(key))
+    first, end = span.offset // cell_bytes, -(-span.end // cell_bytes)
+    at = key.coordinate
+    cells = Coordinate(at.start_layer + first, at.start_layer + end, at.head_group)
+    whole = span.offset % cell_bytes == 0 and span.end % cell_bytes == 0
+    headers = {"Content-Range": f"bytes {span.offset}-{span.end - 1}/{size}", "ETag": tag, "Accept-Ranges": "bytes"}
+    with ExitStack() as held:
+        held.enter_context(await service.budget.acquire((end - first) * cell_bytes))
+        chunk = await service.reader.read_object(Key(key.page_hash, key.digest, cells), verify=not whole)
+        if whole:
+            headers["L3-Sums"] = encode_sums(chunk.sums.packed)
+        start = span.offset - first * cell_bytes
+        return _answer(service, 206, chunk.data[start : start + span.length], headers, held)
+
+
+def _answer(service: Context, status: int, data: memoryview, headers: dict[str, str], held: ExitStack) -> Response:
+    service.metrics.sent.inc(len(data))
+    return BytesResponse(_once(data), status=status, length=len(data), headers=headers, done=held.pop_all().close)
+
+
+async def _once(data: memoryview) -> AsyncIterator[Buffer]:
+    yield data
+
+
+def _headers(sums: Sums) -> dict[str, str]:
+    return {
+        "ETag": _etag(sums),
+        "Accept-Ranges": "bytes",
+        "L3-Sums": encode_sums(sums.packed),
+        "L3-Sums-By": "writer" if sums.by_writer else "service",
+    }
+
+
+def _etag(sums: Sums) -> str:
+    return f'"{content_tag(sums.packed)}"'
+
+
+def _matches(if_none_match: str | None, tag: str) -> bool:
+    if if_none_match is None:
+        return False
+    return if_none_match.strip() == "*" or tag in (t.strip().removeprefix("W/") for t in if_none_match.split(","))
