@@ -70,12 +70,25 @@ class Store:
         # Objects that the index has given up and the backend may still have: a write of one waits for its deletion.
         self._going: dict[Key, asyncio.Future[None]] = {}
         self._reserved = 0
-        self._ready = False
+        self._not_ready: str | None = "the index is being rebuilt; ask again in a second"
         self._registering = asyncio.Lock()
 
     async def start(self) -> None:
         """Load registrations and rebuild the index from names. Until it is complete all else raises `NotReadyError`."""
         began = time.monotonic()
+        try:
+            await self._load()
+        except BaseException as error:
+            self._not_ready = f"the store could not start: {error}"
+            raise
+        self._not_ready = None
+        await self._make_room()
+        for digest, orphans in self._orphans.items():
+            _log.warning("%d objects of %s wait for its registration", len(orphans), digest)
+        total = self.index.total
+        _log.info("indexed %d objects, %d bytes, in %.2f s", total.objects, total.bytes, time.monotonic() - began)
+
+    async def _load(self) -> None:
         for digest, stored in (await self.backend.load_namespaces()).items():
             try:
                 registration = Registration.from_dict(stored)
@@ -89,12 +102,6 @@ class Store:
                 self._adopt(key)
         if self._share_disk:
             self.capacity = int(_DEFAULT_SHARE * (self.index.total.disk_bytes + await self.backend.free_bytes()))
-        self._ready = True
-        await self._make_room()
-        for digest, orphans in self._orphans.items():
-            _log.warning("%d objects of %s wait for its registration", len(orphans), digest)
-        total = self.index.total
-        _log.info("indexed %d objects, %d bytes, in %.2f s", total.objects, total.bytes, time.monotonic() - began)
 
     async def close(self) -> None:
         await self.backend.close()
@@ -108,8 +115,8 @@ class Store:
             raise NotReadyError(f"the data folder cannot be written: {error}") from error
 
     def check_ready(self) -> None:
-        if not self._ready:
-            raise NotReadyError("the index is being rebuilt; ask again in a second")
+        if self._not_ready is not None:
+            raise NotReadyError(self._not_ready)
 
     async def register(self, namespace: Namespace, labels: Labels | None) -> tuple[bool, list[Near]]:
         """Register a namespace: whether it is new, and the stored ones that almost match.

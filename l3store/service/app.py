@@ -86,8 +86,7 @@ def _operation_id(route: APIRoute) -> str:
 async def _start(store: Store, on_ready: Callable[[], None]) -> None:
     try:
         await store.start()
-    except Exception:
-        # The service stays up and says 503: an operator who asks it learns more than from a process that is gone.
+    except Exception:  # noqa: BLE001 - whatever it was: the service stays up, answers 503 and says why
         _log.exception("the store could not start")
     else:
         on_ready()

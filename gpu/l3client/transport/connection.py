@@ -1,0 +1,205 @@
+"""One HTTP/1.1 connection whose bodies go straight between the socket and the caller's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from l3client.transport.scatter import Scatter
+from l3client.transport.timeouts import Timeouts
+from l3store.errors import ConnectError, L3Error, ProtocolError, TimeoutExpiredError, from_problem
+
+_MAX_HEAD = 64 << 10
+_MAX_PROBLEM = 1 << 20
+_VECTORS = 256
+_ERROR = 400
+_NO_BODY = {204, 304}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a service listens. ``context`` is for https."""
+
+    host: str
+    port: int
+    context: ssl.SSLContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Status and headers (lower-case names) of a response, and the bytes of its body."""
+
+    status: int
+    headers: Mapping[str, str]
+    length: int
+
+
+class Connection:
+    """A connection in use by one thread. After any error it must be closed: its place in the stream is unknown."""
+
+    def __init__(self, address: Address, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._name = f"{address.host}:{address.port}"
+        self._host = f"[{address.host}]" if ":" in address.host else address.host
+        self._rest = memoryview(b"")
+        self.reusable = True
+        self.answered = False
+        self._socket = self._connect(address)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def request(self, method: str, target: str, headers: Mapping[str, str], body: Sequence[memoryview]) -> Head:
+        """Send a request, its body straight from the caller's memory, and receive the head of the answer.
+
+        Raises the error that an error answer describes, also one that comes before all of the body was sent.
+        """
+        self.answered = False
+        length = sum(map(len, body))
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {length}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        try:
+            self._send([memoryview(head), *body])
+        except ConnectError:
+            # The service may have refused early and closed: what it said is worth more than that it closed.
+            self.reusable = False
+            with contextlib.suppress(ConnectError, ProtocolError):
+                self._answer()
+            raise
+        return self._answer()
+
+    def receive(self, scatter: Scatter) -> None:
+        """Receive exactly what the scatter has room for."""
+        taken = scatter.copy(self._rest)
+        self._rest = self._rest[taken:]
+        while not scatter.full:
+            targets = scatter.targets()
+            with self._phase("read"):
+                got = self._receive_into(targets)
+            if not got:
+                raise ConnectError(f"{self._name} closed the connection in the middle of an answer")
+            scatter.advance(got)
+
+    def read(self, length: int) -> bytearray:
+        """Receive a small body."""
+        data = bytearray(length)
+        self.receive(Scatter([memoryview(data)]))
+        return data
+
+    def _connect(self, address: Address) -> socket.socket:
+        try:
+            connected = socket.create_connection((address.host, address.port), self._timeouts.connect)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if address.context is not None:
+                return address.context.wrap_socket(connected, server_hostname=address.host)
+        except TimeoutError as error:
+            raise TimeoutExpiredError(f"{self._name} did not take a connection", phase="connect") from error
+        except OSError as error:
+            raise ConnectError(f"cannot connect to {self._name}: {error}") from error
+        return connected
+
+    def _send(self, buffers: list[memoryview]) -> None:
+        at = 0
+        offset = 0
+        while at < len(buffers):
+            batch = buffers[at : at + _VECTORS]
+            batch[0] = batch[0][offset:]
+            with self._phase("write"):
+                sent = self._send_some(batch)
+            offset += sent
+            while at < len(buffers) and offset >= len(buffers[at]):
+                offset -= len(buffers[at])
+                at += 1
+
+    def _send_some(self, buffers: Sequence[memoryview]) -> int:
+        if isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.send(next((b for b in buffers if len(b)), b""))
+        return self._socket.sendmsg(buffers)
+
+    def _receive_into(self, targets: Sequence[memoryview]) -> int:
+        if len(targets) == 1 or isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.recv_into(targets[0])
+        return self._socket.recvmsg_into(targets)[0]
+
+    def _answer(self) -> Head:
+        head = self._head()
+        while head.status < 200:  # 100 Continue and its like precede the answer
+            head = self._head()
+        if head.headers.get("connection", "").lower() == "close":
+            self.reusable = False
+        if head.status >= _ERROR:
+            raise self._error(head)
+        return head
+
+    def _head(self) -> Head:
+        received = bytearray(self._rest)
+        end = received.find(b"\r\n\r\n")
+        while end < 0:
+            if len(received) > _MAX_HEAD:
+                raise ProtocolError(f"{self._name} sent a head of more than {_MAX_HEAD} bytes")
+            with self._phase("read"):
+                piece = self._socket.recv(16 << 10)
+            if not piece:
+                raise ConnectError(f"{self._name} closed the connection without an answer")
+            self.answered = True
+            seen = max(0, len(received) - 3)
+            received += piece
+            end = received.find(b"\r\n\r\n", seen)
+        self._rest = memoryview(bytes(received[end + 4 :]))
+        return self._parse(bytes(received[:end]))
+
+    def _parse(self, head: bytes) -> Head:
+        status_line, *lines = head.decode("latin-1").split("\r\n")
+        version, _, rest = status_line.partition(" ")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.strip().lower()] = value.strip()
+        status = rest[:3]
+        length = headers.get("content-length", "0")
+        if version != "HTTP/1.1" or not status.isdigit() or not length.isdigit() or "transfer-encoding" in headers:
+            raise ProtocolError(f"{self._name} sent an answer that is not of the wire: {status_line[:80]!r}")
+        return Head(int(status), headers, 0 if int(status) in _NO_BODY else int(length))
+
+    def _error(self, head: Head) -> L3Error:
+        if head.length > _MAX_PROBLEM:
+            self.reusable = False
+            return from_problem(head.status, {})
+        body = self.read(head.length)
+        try:
+            problem = json.loads(body)
+        except ValueError:
+            problem = {"detail": f"HTTP status {head.status}: {bytes(body[:200])!r}"}
+        return from_problem(head.status, problem if isinstance(problem, dict) else {})
+
+    def _phase(self, phase: str) -> _Phase:
+        return _Phase(self._socket, self._name, phase, getattr(self._timeouts, phase))
+
+
+class _Phase:
+    """One system call under a phase's timeout."""
+
+    __slots__ = ("_name", "_phase", "_seconds")
+
+    def __init__(self, connected: socket.socket, name: str, phase: str, seconds: float) -> None:
+        if connected.gettimeout() != seconds:
+            connected.settimeout(seconds)
+        self._name = name
+        self._phase = phase
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, TimeoutError):
+            raise TimeoutExpiredError(
+                f"{self._name}: nothing moved for {self._seconds} s", phase=self._phase
+            ) from error
+        if isinstance(error, OSError) and not isinstance(error, L3Error):
+            raise ConnectError(f"{self._name}: {error}") from error

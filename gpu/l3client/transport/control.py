@@ -1,0 +1,119 @@
+"""The calls that carry no object bytes, over httpx."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from l3client.transport.timeouts import Timeouts
+from l3store.errors import ConnectError, ProtocolError, TimeoutExpiredError, from_problem
+from l3store.layout import Coordinate, Key, Namespace, Range, parse_coordinate
+
+_PHASES: dict[type[httpx.TimeoutException], str] = {
+    httpx.ConnectTimeout: "connect",
+    httpx.ReadTimeout: "read",
+    httpx.WriteTimeout: "write",
+    httpx.PoolTimeout: "pool",
+}
+_ERROR = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of every page that a call is about. ``heads`` on the group grid; None is all heads."""
+
+    namespace: str
+    layers: Range
+    heads: Range | None
+
+    def body(self, page_hashes: Sequence[str]) -> dict[str, Any]:
+        """The JSON of match, missing and read."""
+        body: dict[str, Any] = {
+            "namespace": self.namespace,
+            "page_hashes": list(page_hashes),
+            "layers": [self.layers.start, self.layers.end],
+        }
+        if self.heads is not None:
+            body["heads"] = [self.heads.start, self.heads.end]
+        return body
+
+
+class Control:
+    """Thread-safe. Errors are those of `l3store.errors`."""
+
+    def __init__(self, url: str, *, timeouts: Timeouts, limit: int, context: ssl.SSLContext | None) -> None:
+        self._http = httpx.Client(
+            base_url=url,
+            timeout=httpx.Timeout(
+                connect=timeouts.connect, read=timeouts.read, write=timeouts.write, pool=timeouts.pool
+            ),
+            limits=httpx.Limits(max_connections=limit),
+            verify=context or False,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def register(self, namespace: Namespace, labels: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Register a namespace. The answer's ``near`` lists stored ones that almost match."""
+        body = namespace.to_wire() | ({"labels": dict(labels)} if labels else {})
+        return self._call("PUT", f"/v1/namespaces/{namespace.digest}", body)
+
+    def match(self, part: Part, page_hashes: Sequence[str]) -> int:
+        """How many leading pages are present."""
+        answer = self._call("POST", "/v1/pages/match", part.body(page_hashes))
+        pages = answer.get("pages")
+        if type(pages) is not int or not 0 <= pages <= len(page_hashes):
+            raise ProtocolError(f"match of {len(page_hashes)} pages gave {pages!r}")
+        return pages
+
+    def missing(self, part: Part, page_hashes: Sequence[str]) -> list[tuple[int, Coordinate]]:
+        """What has to be written, by position of the page."""
+        answer = self._call("POST", "/v1/pages/missing", part.body(page_hashes))
+        try:
+            missing = [(position, parse_coordinate(text)) for position, text in answer["missing"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"missing gave what cannot be read: {error}") from error
+        if any(type(position) is not int or not 0 <= position < len(page_hashes) for position, _ in missing):
+            raise ProtocolError("missing named pages that were not asked")
+        return missing
+
+    def suspect(self, key: Key) -> bool:
+        """Tell the service that a cell of a key arrived with a bad sum; True where its copy was bad."""
+        return bool(self._call("POST", f"/v1/objects/{key}/suspect", None).get("corrupt"))
+
+    def delete(self, key: Key) -> None:
+        """Delete what is stored of a key. Raises `MissError` where nothing is."""
+        self._call("DELETE", f"/v1/objects/{key}", None)
+
+    def version(self) -> dict[str, Any]:
+        return self._call("GET", "/version", None)
+
+    def namespaces(self) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = self._call("GET", "/v1/namespaces", None)["namespaces"]
+        return listed
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, json=body) if body else self._http.request(method, path)
+        except httpx.TimeoutException as error:
+            phase = _PHASES.get(type(error), "read")
+            raise TimeoutExpiredError(f"{method} {path}: {phase} timed out", phase=phase) from error
+        except httpx.HTTPError as error:
+            raise ConnectError(f"{method} {path}: {error}") from error
+        try:
+            answer = response.json() if response.content else {}
+        except ValueError as error:
+            if response.status_code >= _ERROR:
+                raise from_problem(response.status_code, {}) from error
+            raise ProtocolError(f"{method} {path}: the answer is not JSON") from error
+        if not isinstance(answer, dict):
+            raise ProtocolError(f"{method} {path}: the answer is not a JSON object")
+        if response.status_code >= _ERROR:
+            raise from_problem(response.status_code, answer)
+        return answer
