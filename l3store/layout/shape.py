@@ -45,6 +45,9 @@ class Range:
     def __len__(self) -> int:
         return self.end - self.start
 
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and self.start <= value < self.end
+
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.start, self.end))
 
