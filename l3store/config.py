@@ -6,17 +6,18 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from l3store.backend import Ack
 
 ENV_PREFIX = "L3STORE_"
 DEFAULT_PORT = 9460
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -30,7 +31,7 @@ def parse_size(text: str | int) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size: write 200G, 1Gi or a number of bytes")
     base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** _POWERS[match[2].lower()])
+    return int(Decimal(match[1]) * base ** _POWERS[(match[2] or "").lower()])
 
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(ge=1)]
@@ -48,7 +49,9 @@ class Settings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    data_dir: Path = Field(default_factory=default_data_dir, description="folder for objects and registrations")
+    data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+        default_factory=default_data_dir, description="folder for objects and registrations"
+    )
     capacity: Size | None = Field(
         None, description="bytes of files to keep, as 200G, 1Gi or a number; default 80% of what the disk has for us"
     )

@@ -10,6 +10,8 @@
     │  ├─ UnsatisfiableError      416    the range is not inside the object
     │  ├─ ConflictError           409    registered with another geometry
     │  ├─ PreconditionError       412    `If-None-Match: *` and it is there
+    │  ├─ HeadersTooLargeError    431    the request line and headers are longer than any of ours
+    │  ├─ SlowBodyError           408    the body stopped coming
     │  └─ NotRoutedError          404    no such path or method (405)
     ├─ RetryError                 503    later, or elsewhere
     │  ├─ StorageFullError        507
@@ -64,7 +66,7 @@ class UnknownNamespaceError(MissError):
 
 
 class CorruptError(MissError):
-    """``keys`` are the stored objects whose cells failed their sums."""
+    """``key`` is the stored object whose cells failed their sums."""
 
     code, title = "corrupt", "Stored bytes failed their sums"
 
@@ -105,6 +107,14 @@ class ConflictError(RefusedError):
 
 class PreconditionError(RefusedError):
     status, code, title = 412, "precondition-failed", "Already stored"
+
+
+class HeadersTooLargeError(RefusedError):
+    status, code, title = 431, "headers-too-large", "Headers too large"
+
+
+class SlowBodyError(RefusedError):
+    status, code, title = 408, "slow-body", "The body stopped coming"
 
 
 class NotRoutedError(RefusedError):
@@ -166,7 +176,7 @@ _BY_CODE: dict[str, type[L3Error]] = {
     for kind in (
         MissError, UnknownNamespaceError, CorruptError, RefusedError, WrongLengthError, WrongSumsError,
         LengthRequiredError, TooLargeError, UnsatisfiableError, ConflictError, PreconditionError, NotRoutedError,
-        MethodNotAllowedError, RetryError, StorageFullError, NotReadyError,
+        MethodNotAllowedError, HeadersTooLargeError, SlowBodyError, RetryError, StorageFullError, NotReadyError,
     )
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import itertools
 import json
+import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from l3store.layout import InvalidKeyError, Key, parse_key
 
 _T = TypeVar("_T")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+
+_log = logging.getLogger("l3store.backend")
 
 
 class Ack(StrEnum):
@@ -61,17 +64,27 @@ class DiskBackend:
         registrations = {}
         for path in sorted(self._namespaces.glob("*.json")):
             async with aiofiles.open(path, encoding="utf-8") as document:
-                registrations[path.stem] = json.loads(await document.read())
+                try:
+                    registrations[path.stem] = json.loads(await document.read())
+                except ValueError as error:
+                    # As good as lost: a client that registers again brings it, and its objects, back.
+                    _log.error("%s is not JSON: %s", path, error)
         return registrations
 
     async def save_namespace(self, digest: str, registration: Mapping[str, Any]) -> None:
         partial = self._tmp / f"{digest}.{next(self._serial)}"
-        async with aiofiles.open(partial, "w", encoding="utf-8") as document:
-            await document.write(json.dumps(registration, indent=1))
-            await document.flush()
-            # A lost registration makes all of its objects unreadable, so it is always safe before it is answered.
-            await self._run(os.fsync, document.fileno())
-        await self._run(os.replace, partial, self._namespaces / f"{digest}.json")
+        try:
+            async with aiofiles.open(partial, "w", encoding="utf-8") as document:
+                await document.write(json.dumps(registration, indent=1))
+                await document.flush()
+                # A lost registration makes all of its objects unreadable, so it is always safe before it is answered.
+                await self._run(os.fsync, document.fileno())
+            await self._run(os.replace, partial, self._namespaces / f"{digest}.json")
+            await self._run(_fsync_folder, self._namespaces)
+        except OSError as error:
+            raise _named(error, f"the registration of {digest}") from error
+        finally:
+            await self._run(_unlink, partial)
 
     async def drop_namespace(self, digest: str) -> None:
         await self._run((self._namespaces / f"{digest}.json").unlink, True)
@@ -91,7 +104,7 @@ class DiskBackend:
         return await self._run(self._read_sums, runs)
 
     async def delete(self, keys: Sequence[Key]) -> int:
-        return await self._run(lambda: sum(_unlink(self.path(key)) for key in keys))
+        return await self._run(self._delete, keys)
 
     async def quarantine(self, key: Key) -> None:
         target = self._quarantine / f"{key}.{next(self._serial)}"
@@ -138,9 +151,7 @@ class DiskBackend:
                 os.close(fd)
             return self._link(partial, path)
         except OSError as error:
-            if error.errno in _FULL:
-                return StorageFullError(f"no space to store {new.key}: {error.strerror}")
-            return error
+            return _named(error, str(new.key))
         finally:
             _unlink(partial)
 
@@ -152,10 +163,13 @@ class DiskBackend:
                 self._make_folder(path.parent)
                 os.link(partial, path)
         except FileExistsError:
-            return False
+            created = False
+        else:
+            created = True
         if self._ack is Ack.FSYNC:
+            # Also where another writer was first: it may not have come to this yet, and we are about to acknowledge.
             _fsync_folder(path.parent)
-        return True
+        return created
 
     def _make_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,6 +205,19 @@ class DiskBackend:
         except FileNotFoundError as error:
             raise MissError(f"{key} is not stored", key=str(key)) from error
 
+    def _delete(self, keys: Sequence[Key]) -> int:
+        """Delete all that can be; the first error is raised after the last key."""
+        deleted = 0
+        failed: OSError | None = None
+        for key in keys:
+            try:
+                deleted += _unlink(self.path(key))
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return deleted
+
     def _probe(self) -> None:
         path = self._tmp / f"probe.{next(self._serial)}"
         try:
@@ -225,6 +252,13 @@ def _read_key(path: str) -> Key | None:
         return parse_key(path.rpartition("/")[2])
     except InvalidKeyError:
         return None
+
+
+def _named(error: OSError, what: str) -> Exception:
+    """What a failed write is to a caller: a full disk has a class of its own, the rest stays what it is."""
+    if error.errno in _FULL:
+        return StorageFullError(f"no space to store {what}: {error.strerror}")
+    return error
 
 
 def _unlink(path: Path) -> bool:

@@ -16,11 +16,17 @@ from l3store.layout.sums import SUM_BYTES
 
 _MAGIC = b"L3C1"
 FOOTER_BYTES = 8
+_BLOCK_BYTES = 4096
 
 
 def overhead(cells: int) -> int:
     """Bytes that a file has beyond its object's."""
     return cells * SUM_BYTES + FOOTER_BYTES
+
+
+def footprint(cells: int, cell_bytes: int) -> int:
+    """What an object's file takes from its disk: file systems give whole blocks."""
+    return -(-(cells * cell_bytes + overhead(cells)) // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def write_object(fd: int, new: NewObject) -> None:

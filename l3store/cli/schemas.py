@@ -18,6 +18,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.folder.mkdir(parents=True, exist_ok=True)
     for name, document in generate().items():
         (args.folder / name).write_text(document, encoding="utf-8")
         print(args.folder / name)

@@ -18,7 +18,7 @@ _TAG_BYTES = 4
 
 @dataclass(slots=True)
 class Usage:
-    """What one namespace stores. ``bytes`` are of objects, ``disk_bytes`` of their files."""
+    """What one namespace stores. ``bytes`` are of objects, ``disk_bytes`` of their files, in whole blocks."""
 
     objects: int = 0
     bytes: int = 0
@@ -147,7 +147,7 @@ class PageIndex:
         for usage in (entry.usage, self.total):
             usage.objects += sign
             usage.bytes += sign * length
-            usage.disk_bytes += sign * (length + file.overhead(cells))
+            usage.disk_bytes += sign * file.footprint(cells, entry.namespace.cell_bytes)
 
 
 def _name(entry: NamespaceIndex, page_hash: str) -> bytes:

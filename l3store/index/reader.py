@@ -74,10 +74,11 @@ class Reader:
         namespace = query.entry.namespace
         groups = None if namespace.fields.rank_replicated else query.need.groups
         grid = grid_objects(query.need.layers, groups, namespace.fields.layer_partition)
+        for page_hash in reversed(query.page_hashes):
+            self._store.index.touch(query.entry, page_hash)
         for position, page_hash in enumerate(query.page_hashes):
             runs = self._store.index.runs(query.entry, page_hash)
             if runs.serves(query.need):
-                self._store.index.touch(query.entry, page_hash)
                 continue
             for wanted in grid:
                 for gap in runs.uncovered(wanted.layers, wanted.head_group or 0):
@@ -100,6 +101,8 @@ class Reader:
                 return await self._store.backend.read_sums(runs)
             except MissError as error:
                 await self._store.heal(error)
+            except OSError as error:
+                raise RetryError(f"the stored sums could not be read: {error}") from error
 
     async def suspect(self, key: Key) -> bool:
         """Check the copies that serve a key: True where one was corrupt, and is now quarantined."""

@@ -11,11 +11,11 @@ import logging
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from l3store.backend import Backend, NewObject
-from l3store.backend.file import overhead
+from l3store.backend.file import footprint
 from l3store.errors import (
     ConflictError,
     CorruptError,
@@ -29,7 +29,16 @@ from l3store.errors import (
 from l3store.index.pages import NamespaceIndex, PageIndex, Usage
 from l3store.index.reading import object_runs
 from l3store.index.registry import Labels, Near, Registration, geometry_conflict, nearest
-from l3store.layout import Coordinate, InvalidKeyError, Key, LayoutError, Namespace, parse_key
+from l3store.layout import (
+    Coordinate,
+    InvalidKeyError,
+    InvalidNamespaceError,
+    Key,
+    LayoutError,
+    Namespace,
+    OutOfModelError,
+    parse_key,
+)
 
 _DEFAULT_SHARE = 0.8
 
@@ -72,17 +81,18 @@ class Store:
         self._reserved = 0
         self._not_ready: str | None = "the index is being rebuilt; ask again in a second"
         self._registering = asyncio.Lock()
+        self._evicting = asyncio.Lock()
 
     async def start(self) -> None:
         """Load registrations and rebuild the index from names. Until it is complete all else raises `NotReadyError`."""
         began = time.monotonic()
         try:
             await self._load()
+            await self._make_room()
         except BaseException as error:
             self._not_ready = f"the store could not start: {error}"
             raise
         self._not_ready = None
-        await self._make_room()
         for digest, orphans in self._orphans.items():
             _log.warning("%d objects of %s wait for its registration", len(orphans), digest)
         total = self.index.total
@@ -92,6 +102,8 @@ class Store:
         for digest, stored in (await self.backend.load_namespaces()).items():
             try:
                 registration = Registration.from_dict(stored)
+                if registration.namespace.digest != digest:
+                    raise InvalidNamespaceError("digest", f"the fields have {registration.namespace.digest}")
             except LayoutError as error:
                 _log.error("the registration of %s cannot be read, its objects stay unused: %s", digest, error)
                 continue
@@ -137,7 +149,8 @@ class Store:
             near = nearest(namespace, labels, self._registrations.values())
             registration = known or Registration(namespace)
             if registration.note(labels) or known is None:
-                await self.backend.save_namespace(digest, registration.to_dict())
+                with _retryable(f"the registration of {digest} could not be stored"):
+                    await self.backend.save_namespace(digest, registration.to_dict())
             if known is None:
                 self._registrations[digest] = registration
                 self.index.open(namespace)
@@ -159,10 +172,12 @@ class Store:
         """Forget a namespace and delete its objects; how many there were."""
         async with self._registering:
             self.entry(digest)
+            with _retryable(f"{digest} could not be dropped"):
+                await self.backend.drop_namespace(digest)
             keys = self.index.close(digest)
             del self._registrations[digest]
-            await self.backend.drop_namespace(digest)
-        await self._delete(keys)
+        with _retryable(f"{digest} is dropped, but not all of its objects could be deleted"):
+            await self._delete(keys)
         return len(keys)
 
     def entry(self, digest: str) -> NamespaceIndex:
@@ -187,25 +202,22 @@ class Store:
 
     async def put(self, objects: Sequence[NewObject]) -> list[bool | L3Error]:
         """Store verified objects of registered namespaces. For each: True created, False there already, or why not."""
-        size = sum(len(memoryview(new.body)) + overhead(_cells(new.key.coordinate)) for new in objects)
-        for new in objects:
-            while new.key in self._going:
-                await asyncio.shield(self._going[new.key])
+        size = sum(_footprint(new) for new in objects)
+        if self._reserved + size > self.capacity:
+            # Nothing that could be evicted would make this fit.
+            full = StorageFullError(
+                f"{size} bytes do not fit beside the {self._reserved} that are being written: capacity {self.capacity}"
+            )
+            return [self._note(new.key, full) for new in objects]
         self._reserved += size
         try:
             await self._make_room()
-            if self.index.total.disk_bytes + self._reserved > self.capacity:
-                full = StorageFullError(
-                    f"{size} bytes do not fit beside what is being written: capacity {self.capacity}"
-                )
-                return [self._note(new.key, full) for new in objects]
-            results = await self.backend.put(objects)
+            results = await self._write(objects)
             # The file system can be fuller than our budget knows. Old pages make room once, then the writer is told.
-            again = [i for i, result in enumerate(results) if isinstance(result, StorageFullError)]
-            if again and await self._evict(2 * size):
-                retried = await self.backend.put([objects[i] for i in again])
-                for i, result in zip(again, retried, strict=True):
-                    results[i] = result
+            if any(isinstance(result, StorageFullError) for result in results) and await self._evict(2 * size):
+                await self._rewrite(objects, results, lambda _, result: isinstance(result, StorageFullError))
+            # "There already", but not in the index: it was being deleted while we wrote, and may be gone by now.
+            await self._rewrite(objects, results, lambda new, result: result is False and not self._indexed(new.key))
             strays = [
                 n.key for n, r in zip(objects, results, strict=True) if r is True and not self.index.get(n.key.digest)
             ]
@@ -215,6 +227,32 @@ class Store:
         finally:
             self._reserved -= size
 
+    async def _write(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
+        for new in objects:
+            while new.key in self._going:
+                await asyncio.shield(self._going[new.key])
+        return await self.backend.put(objects)
+
+    async def _rewrite(
+        self,
+        objects: Sequence[NewObject],
+        results: list[bool | Exception],
+        which: Callable[[NewObject, bool | Exception], bool],
+    ) -> None:
+        """Write once more those objects whose result calls for it."""
+        again = [i for i, (new, result) in enumerate(zip(objects, results, strict=True)) if which(new, result)]
+        if again:
+            retried = await self._write([objects[i] for i in again])
+            for i, result in zip(again, retried, strict=True):
+                results[i] = result
+
+    def refresh(self, keys: Sequence[Key]) -> None:
+        """Make pages the most recently used, the first most: keys come in the order of a prefix."""
+        for key in reversed(keys):
+            entry = self.index.get(key.digest)
+            if entry is not None:
+                self.index.touch(entry, key.page_hash)
+
     async def delete(self, key: Key) -> bool:
         """Delete every stored object that holds any of the cells a key names; False where there is none."""
         entry = self.entry_of(key)
@@ -223,7 +261,14 @@ class Store:
         keys = [Key(key.page_hash, key.digest, c) for c in runs.overlapping(key.coordinate.layers, group)]
         for gone in keys:
             self.index.remove(entry, gone)
-        await self._delete(keys)
+        with _retryable(f"{key} could not be deleted"):
+            try:
+                await self._delete(keys)
+            except OSError:
+                # What is still there stays known, so that it can be deleted again; what is not heals when it is read.
+                for kept in keys:
+                    self.index.add(entry, kept)
+                raise
         return bool(keys)
 
     async def heal(self, error: MissError) -> None:
@@ -236,7 +281,11 @@ class Store:
             self.counters.corrupt_objects += 1
             _log.warning("quarantined: %s", error)
             async with self._leaving([key]):
-                await self.backend.quarantine(key)
+                try:
+                    await self.backend.quarantine(key)
+                except OSError as failed:
+                    # It is out of the index, so it is not served again before a restart.
+                    _log.error("could not set %s aside: %s", key, failed)
         else:
             self.counters.lost_objects += 1
             _log.warning("lost from the data folder: %s", error)
@@ -273,15 +322,24 @@ class Store:
 
     async def _make_room(self) -> None:
         """Evict until what is stored and what is being written fit the capacity, as far as that can be."""
-        excess = self.index.total.disk_bytes + self._reserved - self.capacity
-        if excess > 0:
-            await self._evict(excess)
+        # One at a time: who finds room in the index must not write before the files that made it are gone.
+        async with self._evicting:
+            excess = self.index.total.disk_bytes + self._reserved - self.capacity
+            if excess > 0:
+                await self._evict(excess)
 
     async def _evict(self, disk_bytes: int) -> int:
         keys = self.index.evict(disk_bytes)
         self.counters.evicted_objects += len(keys)
-        await self._delete(keys)
+        try:
+            await self._delete(keys)
+        except OSError as error:
+            _log.error("could not delete all that was evicted: %s", error)
         return len(keys)
+
+    def _indexed(self, key: Key) -> bool:
+        entry = self.index.get(key.digest)
+        return entry is not None and key.coordinate in self.index.runs(entry, key.page_hash).coordinates
 
     async def _delete(self, keys: Sequence[Key]) -> None:
         """Delete from the backend what the index has given up."""
@@ -297,7 +355,8 @@ class Store:
             yield
         finally:
             for key in keys:
-                self._going.pop(key, None)
+                if self._going.get(key) is gone:
+                    del self._going[key]
             gone.set_result(None)
 
 
@@ -309,8 +368,18 @@ def _check_coordinate(namespace: Namespace, coordinate: Coordinate) -> None:
     elif coordinate.head_group is None:
         raise InvalidKeyError(f"{coordinate} has no head group, the model has {namespace.num_groups}: add _H0 ...")
     elif coordinate.head_group >= namespace.num_groups:
-        raise InvalidKeyError(f"{coordinate}: the model has head groups 0 to {namespace.num_groups - 1}")
+        raise OutOfModelError(f"{coordinate}: the model has head groups 0 to {namespace.num_groups - 1}")
 
 
-def _cells(coordinate: Coordinate) -> int:
-    return coordinate.end_layer - coordinate.start_layer
+def _footprint(new: NewObject) -> int:
+    cells = new.key.coordinate.end_layer - new.key.coordinate.start_layer
+    return footprint(cells, len(memoryview(new.body)) // cells)
+
+
+@contextlib.contextmanager
+def _retryable(what: str) -> Iterator[None]:
+    """Disk errors as what they are to a client: it may try again."""
+    try:
+        yield
+    except OSError as error:
+        raise RetryError(f"{what}: {error}") from error

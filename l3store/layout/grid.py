@@ -52,8 +52,8 @@ def recommend_grid(namespace: Namespace, topologies: Sequence[Topology]) -> Reco
     """The grid that lets every topology write whole objects, and as few of them as that allows.
 
     ``head_group`` is the largest that divides every rank's heads. ``layer_partition`` is the largest unit that all
-    stage bounds share; where that makes objects smaller than `MIN_OBJECT_BYTES`, the largest unit that the most
-    bounds share is taken instead, and stages off the grid write parts of objects, which readers put together.
+    stage bounds share; where that makes objects smaller than `MIN_OBJECT_BYTES`, it is the unit that keeps the most
+    topologies, then the most bounds, on the grid. Stages off it write parts of objects, which readers put together.
     """
     for topology in topologies:
         if topology.stages[-1].end != namespace.geometry.num_layers:
@@ -65,7 +65,7 @@ def recommend_grid(namespace: Namespace, topologies: Sequence[Topology]) -> Reco
         local = [len(shard.heads) for t in topologies for shard in t.shards(namespace) if shard.heads is not None]
         head_group = math.gcd(namespace.fields.total_kv_heads, *local)
     candidate = _with_grid(namespace, layer_partition=0, head_group=head_group)
-    partition = _layer_partition(candidate, [s.start for t in topologies for s in t.stages[1:]])
+    partition = _layer_partition(candidate, topologies)
     chosen = _with_grid(namespace, layer_partition=partition, head_group=head_group)
     return Recommendation(namespace=chosen, fits=tuple(meet(chosen, t) for t in topologies))
 
@@ -89,17 +89,21 @@ def meet(namespace: Namespace, topology: Topology) -> Fit:
     return Fit(topology=topology, writes=writes, off_grid=off_grid, cuts_groups=cuts, refused=refused)
 
 
-def _layer_partition(namespace: Namespace, bounds: Sequence[int]) -> int:
+def _layer_partition(namespace: Namespace, topologies: Sequence[Topology]) -> int:
     num_layers = namespace.geometry.num_layers
+    bounds = [stage.start for topology in topologies for stage in topology.stages[1:]]
     if not bounds:
         return num_layers
     shared = math.gcd(*bounds)
     if shared * namespace.cell_bytes >= MIN_OBJECT_BYTES or shared == min(bounds):
         return shared
-    large = -(-MIN_OBJECT_BYTES // namespace.cell_bytes)
-    if large >= num_layers:
-        return num_layers
-    return max(range(large, num_layers + 1), key=lambda unit: (sum(bound % unit == 0 for bound in bounds), unit))
+
+    def worth(unit: int) -> tuple[int, int, int]:
+        whole = sum(all(stage.start % unit == 0 for stage in topology.stages) for topology in topologies)
+        return whole, sum(bound % unit == 0 for bound in bounds), unit
+
+    smallest = min(num_layers, -(-MIN_OBJECT_BYTES // namespace.cell_bytes))
+    return max(range(smallest, num_layers + 1), key=worth)
 
 
 def _with_grid(namespace: Namespace, *, layer_partition: int, head_group: int) -> Namespace:

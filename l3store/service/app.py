@@ -62,6 +62,7 @@ def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable
         summary="A third-level KV cache for LLM serving",
         lifespan=lifespan,
         generate_unique_id_function=_operation_id,
+        redirect_slashes=False,
         responses={"default": {"model": Problem, "description": "problem", "content": {problems.MEDIA_TYPE: {}}}},
     )
     app.state.context = Context(

@@ -1,23 +1,18 @@
-"""What is checked of every request before its body: framing and size. And how a body that is refused is got rid of.
+"""What is checked of every request before its body: framing and size. And when a connection has to end.
 
-A body has exactly one Content-Length and no Transfer-Encoding. An error that is answered while the client is still
-sending has to reach it: closing at once would reset the connection under the unread answer. So the answer is sent
-whole, a bounded amount of what still comes is read and dropped, and then the connection is closed.
+A body has exactly one Content-Length and no Transfer-Encoding. An answer that does not wait for the body says that the
+connection ends behind it; how it ends without resetting the answer is `l3store.service.server`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from l3store.errors import L3Error, LengthRequiredError, RefusedError, TooLargeError
+from l3store.errors import L3Error, LengthRequiredError, RefusedError, TooLargeError, WrongLengthError
 from l3store.service.limits import Limits
 from l3store.service.problems import problem_response
 
 _WITH_BODY = {"PUT", "POST", "PATCH"}
-_DRAIN_BYTES = 64 << 20
-_DRAIN_SECONDS = 5.0
 _FIRST_ERROR = 400
 
 
@@ -32,10 +27,10 @@ class Framing:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, send)
+        body = _Body(receive, send, expects=any(name == b"expect" for name, _ in scope["headers"]))
         try:
             declared = _declared_length(scope)
-            body.left = declared
+            body.expect(declared)
             _check_size(scope, declared, self._limits)
         except L3Error as error:
             await problem_response(error)(scope, body.receive, body.send)
@@ -45,43 +40,38 @@ class Framing:
 
 
 class _Body:
-    """Knows how much of a request's body is still to come, and closes the connection behind an early error."""
+    """Knows how much of a request's body is still to come. ``expects``: its sender may wait to be asked for it."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive, send: Send, *, expects: bool) -> None:
         self._receive = receive
         self._send = send
-        self._closing = False
-        self.left = 0
+        self._expects = expects
+        self._declared = 0
+        # A body whose length cannot be told is one that is still to come.
+        self._left = 1
+
+    def expect(self, declared: int) -> None:
+        self._declared = self._left = declared
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self.left -= len(message.get("body", b""))
+            self._left -= len(message.get("body", b""))
+            if self._left > 0 and not message.get("more_body", False):
+                raise WrongLengthError(
+                    f"the body ended after {self._declared - self._left} of the {self._declared} bytes announced"
+                )
         return message
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= _FIRST_ERROR and self.left != 0:
-            self._closing = True
+        # What follows a refused body cannot be told from it, nor whether a client that waits to be asked sends it.
+        if (
+            message["type"] == "http.response.start"
+            and self._left
+            and (message["status"] >= _FIRST_ERROR or self._expects)
+        ):
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-        last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if not (self._closing and last):
-            await self._send(message)
-            return
-        await self._send({**message, "more_body": True})
-        await self._drain()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _drain(self) -> None:
-        dropped = 0
-        try:
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                while dropped < _DRAIN_BYTES:
-                    message = await self._receive()
-                    dropped += len(message.get("body", b""))
-                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                        return
-        except TimeoutError:
-            return
+        await self._send(message)
 
 
 def _declared_length(scope: Scope) -> int:

@@ -11,6 +11,7 @@ from l3store.errors import L3Error, RefusedError, TooLargeError, WrongLengthErro
 from l3store.index import Store
 from l3store.layout import Key, LayoutError, parse_key
 from l3store.layout.sums import decode_sums
+from l3store.service.limits import Limits
 
 MEDIA_TYPE = "application/vnd.l3store.pages"
 LENGTH_BYTES = 4
@@ -39,7 +40,7 @@ class Item:
     error: str | None = None
 
 
-def read_manifest(data: bytes | bytearray, store: Store, *, body_bytes: int, max_objects: int) -> list[Item]:
+def read_manifest(data: bytes | bytearray, store: Store, *, body_bytes: int, limits: Limits) -> list[Item]:
     """Check a manifest whose bodies have ``body_bytes`` in all.
 
     What is wrong with one item is that item's error. What makes the rest of the request unreadable or doubtful is
@@ -51,8 +52,9 @@ def read_manifest(data: bytes | bytearray, store: Store, *, body_bytes: int, max
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise RefusedError(f"the manifest is not a list of keys and lengths: {where}: {first['msg']}") from error
-    if len(parsed) > max_objects:
-        raise TooLargeError(f"{len(parsed)} objects in one write; {max_objects} at most", limit=max_objects)
+    if len(parsed) > limits.max_write_objects:
+        most = limits.max_write_objects
+        raise TooLargeError(f"{len(parsed)} objects in one write; {most} at most", limit=most)
     total = sum(item.length for item in parsed)
     if total != body_bytes:
         raise WrongLengthError(f"the manifest's lengths add up to {total} bytes, but {body_bytes} follow it")
@@ -60,16 +62,20 @@ def read_manifest(data: bytes | bytearray, store: Store, *, body_bytes: int, max
     for position, item in enumerate(parsed):
         if seen.setdefault(item.key, position) != position:
             raise RefusedError(f"items {seen[item.key]} and {position} have one key, {item.key}: send each once")
-    return [_check(item, store) for item in parsed]
+    return [_check(item, store, limits) for item in parsed]
 
 
-def _check(item: ManifestItem, store: Store) -> Item:
+def _check(item: ManifestItem, store: Store, limits: Limits) -> Item:
     try:
         key = parse_key(item.key)
         cell_bytes = store.entry_of(key).namespace.cell_bytes
         expected = len(key.coordinate.layers) * cell_bytes
         if item.length != expected:
             raise WrongLengthError(f"{item.length} bytes, but {key} has {expected}")
+        if expected > limits.max_object_bytes:
+            raise TooLargeError(
+                f"{expected} bytes; an object has {limits.max_object_bytes} at most: write fewer layers"
+            )
         sums = None if item.sums is None else _sums(item.sums, expected // cell_bytes)
     except (L3Error, LayoutError) as error:
         return Item(item.key, item.length, error=str(error))

@@ -78,6 +78,10 @@ class Measured:
         began = time.monotonic()
         try:
             await self._app(scope, receive, noting)
+        except Exception:
+            # Answered further out, where it cannot be seen from here.
+            status = status or 500
+            raise
         finally:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.requests.labels(scope["method"], route, str(status)).inc()

@@ -7,7 +7,7 @@ import re
 from l3store.errors import RefusedError, UnsatisfiableError
 from l3store.layout import Span
 
-_RANGE = re.compile(r"bytes=[ \t]*(?:([0-9]{1,19})-([0-9]{0,19})|-([0-9]{1,19}))[ \t]*", re.IGNORECASE)
+_RANGE = re.compile(r"bytes=[ \t]*(?:([0-9]{1,64})-([0-9]{0,64})|-([0-9]{1,64}))[ \t]*", re.IGNORECASE)
 
 
 def wanted_span(*, size: int, header: str | None, offset: int | None, length: int | None) -> Span | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
@@ -39,13 +41,25 @@ class BytesResponse(Response):
         self.init_headers({"content-length": str(length), "content-type": MEDIA_TYPE, **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for piece in self._pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if gone.done():
+                    # Sending to nobody raises nothing: without a look, all the rest would be read for nobody.
+                    return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except L3Error as error:
             # The status is out: an answer that ends early is all that can still be said.
             _log.warning("cut an answer short: %s", error)
         finally:
+            gone.cancel()
             self._done()
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    with contextlib.suppress(L3Error):
+        while (await receive())["type"] != "http.disconnect":
+            pass

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Self
 
 from starlette.requests import ClientDisconnect, Request
 
-from l3store.errors import RetryError
+from l3store.errors import RetryError, SlowBodyError
 from l3store.service.limits import Limits
 
 
@@ -47,7 +48,7 @@ class BodyReader:
                 async with asyncio.timeout(self._timeout):
                     message = await self._messages()
             except TimeoutError as error:
-                raise ClientDisconnect from error
+                raise SlowBodyError(f"no byte of the body came for {self._timeout:g} seconds") from error
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             self._more = message.get("more_body", False)
@@ -99,7 +100,9 @@ class MemoryBudget:
                 if granted.done() and not granted.cancelled():
                     self._give_back(size)
                 else:
-                    self._waiting.remove(waiter)
+                    # Where it is not, `_give_back` has met it cancelled and passed it over.
+                    with suppress(ValueError):
+                        self._waiting.remove(waiter)
                     self._give_back(0)
                 if isinstance(error, TimeoutError):
                     raise RetryError("too many bytes are in flight; try again in a second") from error

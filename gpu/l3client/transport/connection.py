@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import select
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -11,13 +13,17 @@ from dataclasses import dataclass
 
 from l3client.transport.scatter import Scatter
 from l3client.transport.timeouts import Timeouts
-from l3store.errors import ConnectError, L3Error, ProtocolError, TimeoutExpiredError, from_problem
+from l3store.errors import ConnectError, L3Error, ProtocolError, TimeoutExpiredError, TransportError, from_problem
 
 _MAX_HEAD = 64 << 10
 _MAX_PROBLEM = 1 << 20
+_MAX_SMALL = 64 << 20
+_MAX_INTERIM = 16
 _VECTORS = 256
 _ERROR = 400
-_NO_BODY = {204, 304}
+_SUCCESS = {200, 201}
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_STATUS = re.compile(r"HTTP/1\.1 ([1-9][0-9]{2})(?: .*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,8 @@ class Connection:
     def __init__(self, address: Address, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._name = f"{address.host}:{address.port}"
-        self._host = f"[{address.host}]" if ":" in address.host else address.host
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        self._host = f"{host}:{address.port}"
         self._rest = memoryview(b"")
         self.reusable = True
         self.answered = False
@@ -52,6 +59,11 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    @property
+    def stale(self) -> bool:
+        """Whether something came that nobody asked for: the end of the stream, or more than an answer."""
+        return bool(self._rest) or self._readable()
 
     def request(self, method: str, target: str, headers: Mapping[str, str], body: Sequence[memoryview]) -> Head:
         """Send a request, its body straight from the caller's memory, and receive the head of the answer.
@@ -65,11 +77,12 @@ class Connection:
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         try:
             self._send([memoryview(head), *body])
-        except ConnectError:
-            # The service may have refused early and closed: what it said is worth more than that it closed.
+        except TransportError:
+            # The service may have refused early and stopped reading: what it said is worth more than that it stopped.
             self.reusable = False
-            with contextlib.suppress(ConnectError, ProtocolError):
-                self._answer()
+            if self._readable():
+                with contextlib.suppress(TransportError):
+                    self._answer()
             raise
         return self._answer()
 
@@ -87,20 +100,25 @@ class Connection:
 
     def read(self, length: int) -> bytearray:
         """Receive a small body."""
+        if length > _MAX_SMALL:
+            raise ProtocolError(f"{self._name} sent {length} bytes where at most {_MAX_SMALL} are expected")
         data = bytearray(length)
         self.receive(Scatter([memoryview(data)]))
         return data
 
     def _connect(self, address: Address) -> socket.socket:
-        try:
-            connected = socket.create_connection((address.host, address.port), self._timeouts.connect)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if address.context is not None:
-                return address.context.wrap_socket(connected, server_hostname=address.host)
-        except TimeoutError as error:
-            raise TimeoutExpiredError(f"{self._name} did not take a connection", phase="connect") from error
-        except OSError as error:
-            raise ConnectError(f"cannot connect to {self._name}: {error}") from error
+        with contextlib.ExitStack() as undo:
+            try:
+                connected = socket.create_connection((address.host, address.port), self._timeouts.connect)
+                undo.callback(connected.close)
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if address.context is not None:
+                    connected = address.context.wrap_socket(connected, server_hostname=address.host)
+            except TimeoutError as error:
+                raise TimeoutExpiredError(f"{self._name} did not take a connection", phase="connect") from error
+            except (OSError, UnicodeError) as error:  # a name that cannot be a host's is a UnicodeError
+                raise ConnectError(f"cannot connect to {self._name}: {error}") from error
+            undo.pop_all()
         return connected
 
     def _send(self, buffers: list[memoryview]) -> None:
@@ -128,12 +146,19 @@ class Connection:
 
     def _answer(self) -> Head:
         head = self._head()
+        interim = 0
         while head.status < 200:  # 100 Continue and its like precede the answer
+            interim += 1
+            if interim > _MAX_INTERIM:
+                raise ProtocolError(f"{self._name} sent {interim} interim answers and no final one")
             head = self._head()
-        if head.headers.get("connection", "").lower() == "close":
+        options = [option.strip() for option in head.headers.get("connection", "").lower().split(",")]
+        if "close" in options or "content-length" not in head.headers:
             self.reusable = False
         if head.status >= _ERROR:
             raise self._error(head)
+        if head.status not in _SUCCESS:
+            raise ProtocolError(f"{self._name} answered with HTTP status {head.status}, which the wire does not have")
         return head
 
     def _head(self) -> Head:
@@ -155,27 +180,39 @@ class Connection:
 
     def _parse(self, head: bytes) -> Head:
         status_line, *lines = head.decode("latin-1").split("\r\n")
-        version, _, rest = status_line.partition(" ")
-        headers = {}
+        headers: dict[str, str] = {}
+        lengths = {"0"}
         for line in lines:
             name, _, value = line.partition(":")
             headers[name.strip().lower()] = value.strip()
-        status = rest[:3]
+            if name.strip().lower() == "content-length":
+                lengths = lengths - {"0"} | {value.strip()}
+        status = _STATUS.fullmatch(status_line)
         length = headers.get("content-length", "0")
-        if version != "HTTP/1.1" or not status.isdigit() or not length.isdigit() or "transfer-encoding" in headers:
+        if status is None or len(lengths) > 1 or not _NUMBER.fullmatch(length) or "transfer-encoding" in headers:
             raise ProtocolError(f"{self._name} sent an answer that is not of the wire: {status_line[:80]!r}")
-        return Head(int(status), headers, 0 if int(status) in _NO_BODY else int(length))
+        return Head(int(status[1]), headers, int(length))
 
     def _error(self, head: Head) -> L3Error:
         if head.length > _MAX_PROBLEM:
             self.reusable = False
             return from_problem(head.status, {})
-        body = self.read(head.length)
+        try:
+            body = self.read(head.length)
+        except TransportError:
+            # The status has said what matters.
+            self.reusable = False
+            return from_problem(head.status, {})
         try:
             problem = json.loads(body)
         except ValueError:
             problem = {"detail": f"HTTP status {head.status}: {bytes(body[:200])!r}"}
         return from_problem(head.status, problem if isinstance(problem, dict) else {})
+
+    def _readable(self) -> bool:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _phase(self, phase: str) -> _Phase:
         return _Phase(self._socket, self._name, phase, getattr(self._timeouts, phase))

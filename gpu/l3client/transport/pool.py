@@ -33,6 +33,8 @@ class ConnectionPool:
         if not self._slots.acquire(timeout=self._timeouts.pool):
             raise TimeoutExpiredError("all connections are in use", phase="pool")
         try:
+            if self._closed:
+                raise ConnectError("this client was closed")
             kept = self._take()
             if kept is not None:
                 try:
@@ -66,8 +68,12 @@ class ConnectionPool:
         return result
 
     def _take(self) -> Connection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        while True:
+            with self._lock:
+                kept = self._idle.pop() if self._idle else None
+            if kept is None or not kept.stale:
+                return kept
+            kept.close()
 
     def _put_back(self, connection: Connection, *, usable: bool) -> None:
         with self._lock:

@@ -10,7 +10,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from l3store.backend import Sums
-from l3store.errors import L3Error, MissError, PreconditionError, WrongLengthError, WrongSumsError
+from l3store.errors import (
+    L3Error,
+    MissError,
+    PreconditionError,
+    UnsatisfiableError,
+    WrongLengthError,
+    WrongSumsError,
+)
 from l3store.layout import Coordinate, Key, Span, parse_key
 from l3store.layout.sums import Buffer, content_tag, decode_sums, encode_sums
 from l3store.service.context import Context, Service
@@ -89,7 +96,13 @@ async def get_object(
             return Response(status_code=304, headers={"ETag": tag})
         if request.headers.get("if-range", tag) != tag:
             range_header = None
-    span = wanted_span(size=size, header=range_header, offset=offset, length=length)
+    try:
+        span = wanted_span(size=size, header=range_header, offset=offset, length=length)
+    except UnsatisfiableError:
+        # A range of what is not there is a miss, whatever the range.
+        if not service.store.has(name):
+            raise _miss(name) from None
+        raise
     if span is None:
         return await _whole(service, name, size)
     return await _part(service, name, span, size=size, cell_bytes=cell_bytes)
@@ -104,18 +117,25 @@ async def head_object(key: str, service: Service) -> Response:
     return Response(headers={**_headers(sums), "Content-Length": str(size)}, media_type=MEDIA_TYPE)
 
 
-@router.delete("/{key:path}", status_code=204)
+@router.delete("/{key:path}", status_code=204, response_model=None)
 async def delete_object(key: str, service: Service) -> None:
     """Delete every stored object that holds any of the cells a key names."""
     name = parse_key(key)
     if not await service.store.delete(name):
-        raise MissError(f"{name} is not stored")
+        raise _miss(name)
 
 
 @router.post("/{key}/suspect")
 async def suspect_object(key: str, service: Service) -> Suspected:
     """A reader saw a bad sum: check our own copy, and quarantine it where it is bad."""
-    return Suspected(key=key, corrupt=await service.reader.suspect(parse_key(key)))
+    name = parse_key(key)
+    _, size = _sizes(service, name)
+    with await service.budget.acquire(size):
+        return Suspected(key=key, corrupt=await service.reader.suspect(name))
+
+
+def _miss(key: Key) -> MissError:
+    return MissError(f"{key} is not stored")
 
 
 def _sizes(service: Context, key: Key) -> tuple[int, int]:

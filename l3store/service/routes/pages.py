@@ -96,14 +96,15 @@ async def write_pages(request: Request, service: Service) -> WriteResults:
     size = int.from_bytes(await body.read(LENGTH_BYTES), "little")
     bodies = declared - LENGTH_BYTES - size
     if size > service.limits.max_json_bytes:
-        raise TooLargeError(f"a manifest of {size} bytes", limit=service.limits.max_json_bytes)
+        most = service.limits.max_json_bytes
+        raise TooLargeError(f"a manifest of {size} bytes; {most} at most: write fewer objects at once", limit=most)
     if bodies < 0:
         raise WrongLengthError(f"a manifest of {size} bytes in a body of {declared}")
     with await service.budget.acquire(size):
-        items = read_manifest(
-            await body.read(size), service.store, body_bytes=bodies, max_objects=service.limits.max_write_objects
-        )
-    return WriteResults(results=await _Writing(service, body).run(items))
+        items = read_manifest(await body.read(size), service.store, body_bytes=bodies, limits=service.limits)
+    results = await _Writing(service, body).run(items)
+    service.store.refresh([item.key for item in items if item.key is not None])
+    return WriteResults(results=results)
 
 
 class _Writing:
@@ -119,7 +120,7 @@ class _Writing:
         try:
             for batch in _batches(items):
                 with ExitStack() as held:
-                    held.enter_context(await self._service.budget.acquire(sum(item.length for item in batch)))
+                    held.enter_context(await self._service.budget.acquire(sum(map(_held_bytes, batch))))
                     bodies = [await self._receive(item) for item in batch]
                     if storing is not None:
                         results += await storing
@@ -173,14 +174,19 @@ def _result(item: Item, outcome: bool | L3Error | None) -> WriteResult:
 
 def _batches(items: list[Item]) -> list[list[Item]]:
     batches: list[list[Item]] = []
-    size = _WRITE_BATCH_BYTES
+    size = 0
     for item in items:
-        if size + item.length > _WRITE_BATCH_BYTES:
+        if size + _held_bytes(item) > _WRITE_BATCH_BYTES or not batches:
             batches.append([])
             size = 0
         batches[-1].append(item)
-        size += item.length
+        size += _held_bytes(item)
     return batches
+
+
+def _held_bytes(item: Item) -> int:
+    """What a body takes in memory: one with an error is dropped as it comes."""
+    return 0 if item.key is None else item.length
 
 
 def _query(service: Context, body: PagesBody) -> PageQuery:
