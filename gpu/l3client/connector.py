@@ -18,7 +18,7 @@ from torch import Tensor
 
 from l3client.pools import KVPool
 from l3client.relayout import Placement, pages_to_pool, pool_to_pages
-from l3client.staging import StagingBuffer, StagingPool
+from l3client.staging import StagingBuffer, StagingPool, StagingTimeoutError
 from l3client.streams import CPUStream, Event, StreamClosedError, open_stream
 from l3client.transfer import Transfer
 from l3client.transport import Body, L3Client, Order, Part
@@ -26,6 +26,8 @@ from l3store.errors import CorruptError, L3Error
 from l3store.layout import Coordinate, Key, Namespace, Range, Shard, ShardPlan, plan_reads, plan_writes
 
 _MAX_PAGES = 32_768
+_MAX_WRITE_CELLS = 32_768
+"""In one write: their sums and keys make up its manifest, which has a limit."""
 _RESTORE_STEPS = 8
 _MIN_STEP_BYTES = 2 << 20
 
@@ -40,6 +42,15 @@ class StagingOptions:
     buffer_bytes: int = 32 << 20
     buffers: int = 4
     timeout: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Pages, by their positions, that are in ``buffer`` once ``event`` is over."""
+
+    positions: list[int]
+    buffer: StagingBuffer
+    event: Event
 
 
 class Connector:
@@ -68,7 +79,8 @@ class Connector:
         if not read_only:
             plan_writes(namespace, shard)
         self._plan = plan_reads(namespace, shard)
-        self._writes = shard.writer and not read_only
+        self._read_only = read_only
+        self._replica = not shard.writer
         self._pool = pool
         self._part = Part(namespace.digest, self._plan.layers, self._plan.heads)
         self._placement = _placement(self._plan, namespace, self._plan.layers)
@@ -93,10 +105,11 @@ class Connector:
         return near
 
     def close(self) -> None:
-        """End all work. Transfers that have not begun end with 0 pages."""
-        for stream in (self._backups, self._restores, self._packing, self._unpacking):
-            stream.close()
+        """End all work. Transfers that are not over end with 0 pages."""
+        # First what a transfer may be waiting for.
         self._staging.close()
+        for stream in (self._packing, self._unpacking, self._backups, self._restores):
+            stream.close()
         with self._lock:
             left, self._under_way = self._under_way, set()
         for transfer in left:
@@ -130,17 +143,23 @@ class Connector:
     def backup(self, page_hashes: Sequence[str], page_ids: Sequence[int], *, after: Event | None = None) -> Transfer:
         """Store what the store does not have of these pages, from the pool's pages ``page_ids``, one for each hash.
 
-        Packing begins after ``after``; until the transfer is done the pages must stay as they are. A replica's backup
-        is done at once, as its writer's is the same. The result counts leading pages that are stored whole.
+        Packing begins after ``after``, and nothing is stored where that failed; until the transfer is done the pages
+        must stay as they are. A replica's backup is done at once, as its writer's is the same. The result counts
+        leading pages that are stored whole; it is 0 where we are read-only.
         """
-        ids = self._page_ids(page_hashes, page_ids)
-        transfer = Transfer(len(page_hashes), self._plan.layers)
-        if not self._writes or not page_hashes:
-            transfer.finish(len(page_hashes))
+        hashes = list(page_hashes)
+        ids = self._page_ids(hashes, page_ids)
+        transfer = Transfer(len(hashes), self._plan.layers)
+        if self._read_only or self._replica or not hashes:
+            transfer.finish(0 if self._read_only else len(hashes))
             return transfer
         if after is not None:
-            self._packing.wait_event(after)
-        self._run(self._backups, transfer, lambda: self._back_up(list(page_hashes), ids, transfer))
+            try:
+                self._packing.wait_event(after)
+            except StreamClosedError as error:
+                transfer.finish(0, error)
+                return transfer
+        self._run(self._backups, transfer, lambda: self._back_up(hashes, ids, transfer, after))
         return transfer
 
     def restore(self, page_hashes: Sequence[str], page_ids: Sequence[int]) -> Transfer:
@@ -149,12 +168,13 @@ class Connector:
         The result counts leading pages of which every cell arrived and matched its sum; the slots of the others hold
         anything.
         """
-        ids = self._page_ids(page_hashes, page_ids)
-        transfer = Transfer(len(page_hashes), self._plan.layers)
-        if not page_hashes:
+        hashes = list(page_hashes)
+        ids = self._page_ids(hashes, page_ids)
+        transfer = Transfer(len(hashes), self._plan.layers)
+        if not hashes:
             transfer.finish(0)
             return transfer
-        self._run(self._restores, transfer, lambda: self._restore(list(page_hashes), ids, transfer))
+        self._run(self._restores, transfer, lambda: self._restore(hashes, ids, transfer))
         return transfer
 
     def _match(self, page_hashes: Sequence[str]) -> int:
@@ -166,25 +186,43 @@ class Connector:
                 break
         return matched
 
-    def _back_up(self, page_hashes: list[str], ids: Tensor, transfer: Transfer) -> int:
+    def _back_up(self, page_hashes: list[str], ids: Tensor, transfer: Transfer, after: Event | None) -> int:
         """Returns how many leading pages are stored whole."""
         missing = self._missing(page_hashes)
         positions = sorted(missing)
         failed: list[int] = []
-        packed: deque[tuple[list[int], StagingBuffer, Event]] = deque()
+        packed: deque[_Packed] = deque()
+
+        def send() -> None:
+            first = packed.popleft()
+            failed.extend(self._send(page_hashes, missing, first, transfer, after))
+
         try:
-            for batch in _slices(len(positions), self._staging.buffer_bytes // self._plan.shape.page_bytes):
+            for batch in _slices(len(positions), self._pages_at_once):
+                try:
+                    # One is packed while the other is sent. Where there is no other, the one is sent first.
+                    buffer = self._staging.acquire(0 if packed else self._options.timeout)
+                except StagingTimeoutError:
+                    if not packed:
+                        raise
+                    send()
+                    buffer = self._staging.acquire(self._options.timeout)
                 pages = positions[batch]
-                buffer = self._staging.acquire(self._options.timeout)
-                packed.append((pages, buffer, self._pack(pages, ids, buffer)))
+                packed.append(_Packed(pages, buffer, self._pack(pages, ids, buffer)))
                 if len(packed) > 1:
-                    failed += self._send(page_hashes, missing, packed, transfer)
+                    send()
             while packed:
-                failed += self._send(page_hashes, missing, packed, transfer)
+                send()
         finally:
-            for _, buffer, event in packed:
-                buffer.release(event)
+            for left in packed:
+                left.buffer.release(left.event)
         return min(failed, default=len(page_hashes))
+
+    @property
+    def _pages_at_once(self) -> int:
+        shape = self._plan.shape
+        cells = shape.groups * shape.layers
+        return max(1, min(self._staging.buffer_bytes // shape.page_bytes, _MAX_WRITE_CELLS // cells))
 
     def _missing(self, page_hashes: list[str]) -> dict[int, list[Coordinate]]:
         missing: dict[int, list[Coordinate]] = defaultdict(list)
@@ -202,28 +240,30 @@ class Connector:
         self,
         page_hashes: list[str],
         missing: dict[int, list[Coordinate]],
-        packed: deque[tuple[list[int], StagingBuffer, Event]],
+        packed: _Packed,
         transfer: Transfer,
+        after: Event | None,
     ) -> list[int]:
-        """Send the first packed buffer; the positions of pages that were not stored whole."""
-        positions, buffer, event = packed.popleft()
+        """Send a packed buffer; the positions of pages that were not stored whole."""
         try:
-            event.wait()
-            if event.error is not None:
-                raise event.error
+            packed.event.wait()
+            # What was to be computed before and was not would be stored for good, under a name that says it was.
+            for event in (packed.event, after):
+                if event is not None and event.error is not None:
+                    raise event.error
             bodies = []
             owners = []
-            for slot, position in enumerate(positions):
+            for slot, position in enumerate(packed.positions):
                 page = slot * self._plan.shape.page_bytes
                 for coordinate in missing[position]:
                     span = self._span(coordinate)
-                    data = buffer.view[page + span.start : page + span.stop]
+                    data = packed.buffer.view[page + span.start : page + span.stop]
                     bodies.append(Body(Key(page_hashes[position], self._namespace.digest, coordinate), data))
                     owners.append(position)
             written = self._client.write_pages(bodies, cell_bytes=self._namespace.cell_bytes)
-            transfer.submitted(self._plan.layers, event, moved=sum(len(body.data) for body in bodies))
+            transfer.submitted(self._plan.layers, packed.event, moved=sum(len(body.data) for body in bodies))
         finally:
-            buffer.release(event)
+            packed.buffer.release(packed.event)
         errors = [owner for owner, result in zip(owners, written, strict=True) if result.error is not None]
         self._count("WriteError", len(errors))
         return errors
@@ -278,10 +318,11 @@ class Connector:
         count = max(1, step // (pages * layer_bytes))
         for start in range(self._plan.layers.start, self._plan.layers.end, count):
             layers = Range(start, min(start + count, self._plan.layers.end))
-            yield layers, max(1, self._staging.buffer_bytes // (len(layers) * layer_bytes))
+            yield layers, max(1, min(_MAX_PAGES, self._staging.buffer_bytes // (len(layers) * layer_bytes)))
 
     def _page_ids(self, page_hashes: Sequence[str], page_ids: Sequence[int]) -> Tensor:
-        ids = torch.as_tensor(page_ids, dtype=torch.int64, device="cpu")
+        # A copy: the caller's list may change while we work.
+        ids = torch.as_tensor(page_ids, dtype=torch.int64, device="cpu").clone()
         if ids.shape != (len(page_hashes),):
             raise ValueError(f"{list(ids.shape)} page ids for {len(page_hashes)} page hashes: one for each")
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self._pool.num_pages):
@@ -304,6 +345,8 @@ class Connector:
             stream.submit(task)
         except StreamClosedError as error:
             transfer.finish(0, error)
+            with self._lock:
+                self._under_way.discard(transfer)
 
     def _count(self, kind: str, times: int = 1) -> None:
         if times:

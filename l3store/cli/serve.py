@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -60,5 +61,7 @@ def run(args: argparse.Namespace) -> int:
             flush=True,
         )
 
+    # uvicorn finishes what is in flight on SIGTERM, then hands the signal on. To be stopped is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     run_server(create_app(store, on_ready=announce), listener, log_level=settings.log_level)
     return 0

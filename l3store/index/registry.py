@@ -53,7 +53,7 @@ def geometry_conflict(known: Namespace, asked: Namespace) -> dict[str, tuple[Any
 
 
 def nearest(asked: Namespace, labels: Labels | None, stored: Iterable[Registration]) -> list[Near]:
-    """The stored namespaces that come closest, the fewest differing fields first.
+    """The stored namespaces that come closest: those of the same model, then the fewest differing fields.
 
     A namespace that shares neither the model nor all but two of the fields is no neighbour. The asked namespace itself
     is one where its deployments hash pages differently.
@@ -63,9 +63,11 @@ def nearest(asked: Namespace, labels: Labels | None, stored: Iterable[Registrati
         differs = _differing(_flat(asked), _flat(other.namespace)) | _differing_labels(labels, other.labels)
         same_model = other.namespace.fields.model_id == asked.fields.model_id
         if differs and (same_model or len(differs) <= 2):
-            found.append(Near(other.namespace.digest, differs))
-    found.sort(key=lambda near: (len(near.differs), near.digest))
-    return found[:_MAX_NEAR]
+            itself = other.namespace.digest == asked.digest
+            rank = (not same_model, len(differs), not itself, other.namespace.digest)
+            found.append((rank, Near(other.namespace.digest, differs)))
+    found.sort(key=lambda ranked: ranked[0])
+    return [near for _, near in found[:_MAX_NEAR]]
 
 
 def _flat(namespace: Namespace) -> dict[str, Any]:

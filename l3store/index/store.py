@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from l3store.backend import Backend, NewObject
+from l3store.backend import Backend, CellRun, NewObject
 from l3store.backend.file import footprint
 from l3store.errors import (
     ConflictError,
@@ -217,34 +217,50 @@ class Store:
             if any(isinstance(result, StorageFullError) for result in results) and await self._evict(2 * size):
                 await self._rewrite(objects, results, lambda _, result: isinstance(result, StorageFullError))
             # "There already", but not in the index: it was being deleted while we wrote, and may be gone by now.
-            await self._rewrite(objects, results, lambda new, result: result is False and not self._indexed(new.key))
-            strays = [
-                n.key for n, r in zip(objects, results, strict=True) if r is True and not self.index.get(n.key.digest)
-            ]
-            if strays:
-                await self._delete(strays)
+            await self._rewrite(
+                objects, results, lambda new, result: result is False and not self._indexed(new.key), adopt=True
+            )
             return [self._note(new.key, result) for new, result in zip(objects, results, strict=True)]
         finally:
             self._reserved -= size
 
-    async def _write(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
+    async def _write(self, objects: Sequence[NewObject], *, adopt: bool = False) -> list[bool | Exception]:
+        """Store and index. ``adopt`` also indexes what was there already."""
         for new in objects:
             while new.key in self._going:
                 await asyncio.shield(self._going[new.key])
-        return await self.backend.put(objects)
+        results = await self.backend.put(objects)
+        # Nothing may happen between a file and its place in the index: what is not indexed cannot be deleted.
+        strays = []
+        for i, new in enumerate(objects):
+            if isinstance(results[i], bool) and not self._index(new.key, wanted=adopt or results[i] is True):
+                strays.append(new.key)
+                results[i] = UnknownNamespaceError(f"{new.key.digest} was dropped while {new.key} was being written")
+        if strays:
+            await self._delete(strays)
+        return results
 
     async def _rewrite(
         self,
         objects: Sequence[NewObject],
         results: list[bool | Exception],
         which: Callable[[NewObject, bool | Exception], bool],
+        *,
+        adopt: bool = False,
     ) -> None:
         """Write once more those objects whose result calls for it."""
         again = [i for i, (new, result) in enumerate(zip(objects, results, strict=True)) if which(new, result)]
         if again:
-            retried = await self._write([objects[i] for i in again])
+            retried = await self._write([objects[i] for i in again], adopt=adopt)
             for i, result in zip(again, retried, strict=True):
                 results[i] = result
+
+    def _index(self, key: Key, *, wanted: bool) -> bool:
+        """Note a file as stored where that is wanted; False where its namespace is gone."""
+        entry = self.index.get(key.digest)
+        if entry is not None and wanted:
+            self.index.add(entry, key)
+        return entry is not None
 
     def refresh(self, keys: Sequence[Key]) -> None:
         """Make pages the most recently used, the first most: keys come in the order of a prefix."""
@@ -275,20 +291,38 @@ class Store:
         """Take out of the index what the backend could not serve; what is corrupt is set aside, never deleted."""
         key = parse_key(error.members["key"])
         entry = self.index.get(key.digest)
-        if entry is None or not self.index.remove(entry, key):
+        if entry is None:
             return
-        if isinstance(error, CorruptError):
-            self.counters.corrupt_objects += 1
-            _log.warning("quarantined: %s", error)
-            async with self._leaving([key]):
-                try:
+        corrupt = isinstance(error, CorruptError)
+        if not corrupt and await self._there(entry, key):
+            # Deleted under the reader, and stored again by now.
+            return
+        if not self.index.remove(entry, key):
+            return
+        async with self._leaving([key]):
+            try:
+                if corrupt:
+                    self.counters.corrupt_objects += 1
+                    _log.warning("quarantined: %s", error)
                     await self.backend.quarantine(key)
-                except OSError as failed:
-                    # It is out of the index, so it is not served again before a restart.
-                    _log.error("could not set %s aside: %s", key, failed)
-        else:
-            self.counters.lost_objects += 1
-            _log.warning("lost from the data folder: %s", error)
+                else:
+                    self.counters.lost_objects += 1
+                    _log.warning("lost from the data folder: %s", error)
+                    # Should a writer have come in between, its file must not stay behind uncounted.
+                    await self.backend.delete([key])
+            except OSError as failed:
+                # It is out of the index, so it is not served again before a restart.
+                _log.error("could not set %s aside: %s", key, failed)
+
+    async def _there(self, entry: NamespaceIndex, key: Key) -> bool:
+        with _retryable(f"{key} could not be read"):
+            try:
+                await self.backend.read_sums([CellRun(key, 0, 1, entry.namespace.cell_bytes)])
+            except CorruptError:
+                return True
+            except MissError:
+                return False
+        return True
 
     def _adopt(self, key: Key) -> None:
         entry = self.index.get(key.digest)
@@ -303,18 +337,14 @@ class Store:
         self.index.add(entry, key)
 
     def _note(self, key: Key, result: bool | Exception) -> bool | L3Error:
-        """Index what was stored, count what was not."""
-        entry = self.index.get(key.digest)
-        if isinstance(result, bool) and entry is not None:
-            self.index.add(entry, key)
+        """Count what was stored and what was not."""
+        if isinstance(result, bool):
             if result:
                 self.counters.objects_created += 1
             else:
                 self.counters.objects_existed += 1
             return result
         self.counters.write_errors += 1
-        if isinstance(result, bool):
-            return UnknownNamespaceError(f"{key.digest} was dropped while {key} was being written")
         if isinstance(result, L3Error):
             return result
         _log.error("could not store %s: %s", key, result)

@@ -72,7 +72,7 @@ def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable
         budget=MemoryBudget(limits.in_flight_bytes),
         metrics=metrics,
     )
-    problems.install(app)
+    problems.install(app, ROUTERS)
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(Framing, limits=limits)

@@ -29,6 +29,7 @@ class Framing:
             return
         body = _Body(receive, send, expects=any(name == b"expect" for name, _ in scope["headers"]))
         try:
+            _check_head(scope)
             declared = _declared_length(scope)
             body.expect(declared)
             _check_size(scope, declared, self._limits)
@@ -72,6 +73,16 @@ class _Body:
         ):
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         await self._send(message)
+
+
+def _check_head(scope: Scope) -> None:
+    if any(ord(c) < 0x20 or ord(c) == 0x7F for c in scope["path"]):
+        # A route's pattern would take a line feed at the end for nothing.
+        raise RefusedError("the path has control characters")
+    names = {name for name, _ in scope["headers"]}
+    if b"upgrade" in names and names & {b"content-length", b"transfer-encoding"}:
+        # The parser takes what follows an offer to upgrade for the other protocol.
+        raise RefusedError("an offer to upgrade comes with a body: send one without the other")
 
 
 def _declared_length(scope: Scope) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -29,8 +29,9 @@ def problem_response(error: L3Error, headers: Mapping[str, str] | None = None) -
     return Response(body, error.status, {**(headers or {}), **error.headers}, MEDIA_TYPE)
 
 
-def install(app: FastAPI) -> None:
-    """Map every exception of the app to a problem document."""
+def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Map every exception of an app of these routers to a problem document."""
+    app.state.routers = routers
     app.add_exception_handler(L3Error, _on_l3_error)
     app.add_exception_handler(LayoutError, _on_layout_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -86,8 +87,7 @@ async def _on_bug(request: Request, error: Exception) -> Response:
 def _allowed(request: Request) -> str:
     """The methods of all routes of a path: the router itself names those of the first alone."""
     methods: set[str] = set()
-    for route in request.app.routes:
-        match, _ = route.matches(request.scope)
-        if match is not Match.NONE:
-            methods |= getattr(route, "methods", None) or set()
+    for route in (route for router in request.app.state.routers for route in router.routes):
+        if route.matches(dict(request.scope))[0] is not Match.NONE:
+            methods |= route.methods
     return ", ".join(sorted(methods))

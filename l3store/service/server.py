@@ -56,8 +56,8 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> No
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, and how a connection ends.
 
-    A connection that is closed with a part of a request unread is reset, and the reset can overtake the answer. So our
-    half is ended, a bounded amount of what still comes is dropped, and only then is the connection closed. The other
+    A connection that is closed while its client is still sending is reset, and the reset can overtake the answer. So
+    our half is ended, a bounded amount of what still comes is dropped, and then the connection is closed. The other
     way round, a client that has ended its half still gets its answer. What is not HTTP is answered in its turn, with a
     problem document.
     """
@@ -145,8 +145,9 @@ class Protocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         inner = self._transport.inner
-        unread = self._in_message or self._failure is not None or self.flow.read_paused
-        if not unread or self._ended or inner.is_closing():
+        # Where it was not the client's idleness that ended it, more may be on its way.
+        busy = self._in_message or self._failure is not None or not (self.cycle is None or self.cycle.keep_alive)
+        if not busy or self._ended or inner.is_closing():
             inner.close()
             return
         inner.write_eof()

@@ -236,7 +236,7 @@ def _pool(rank: Rank) -> KVPool:
 
 def _kv(deployment: Deployment, layer: int, page_ids: Sequence[int]) -> Tensor:
     """All bytes of one layer of some pages, whoever holds them: [components, tokens, heads x bytes]."""
-    slots = (torch.tensor(page_ids)[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten()
+    slots = (torch.tensor(page_ids, dtype=torch.int64)[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten()
     parts: dict[int, Tensor] = {}
     for rank in deployment.ranks:
         if layer in rank.layers:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -16,12 +17,13 @@ from l3client.transport.control import Control, Part
 from l3client.transport.pool import ConnectionPool
 from l3client.transport.scatter import Scatter
 from l3client.transport.timeouts import Timeouts
-from l3store.errors import CorruptError, L3Error, ProtocolError
+from l3store.errors import CorruptError, L3Error, ProtocolError, TransportError
 from l3store.layout import Coordinate, Key, Namespace, PageShape, Range
 from l3store.layout.sums import SUM_BYTES, decode_sums, encode_sums, sum_cells, unpack_sums
 
 _MAX_REPORTS = 16
 _PAGES = "application/vnd.l3store.pages"
+_COUNT = re.compile(r"[0-9]{1,9}")
 
 
 class Order(StrEnum):
@@ -122,23 +124,22 @@ class L3Client:
         What fails is reported to the service as suspect; ``into`` is then not to be used.
         """
         into = into.cast("B")
-        cells = len(into) // cell_bytes
+        count = len(into) // cell_bytes
 
         def exchange(connection: Connection) -> list[int]:
             head = connection.request("GET", f"/v1/objects/{key}", {}, [])
             if head.length != len(into):
                 raise ProtocolError(f"{key} has {head.length} bytes, not {len(into)}")
             scatter = Scatter([into], cell_bytes=cell_bytes)
-            expected = _sums(head.headers.get("l3-sums", ""), cells)
+            expected = _sums(head.headers.get("l3-sums", ""), count)
             connection.receive(scatter)
-            return [i for i in range(cells) if scatter.sums[i] != expected[i]]
+            return [i for i in range(count) if scatter.sums[i] != expected[i]]
 
         if bad := self._pool.run(exchange):
-            start = key.coordinate.start_layer
-            group = key.coordinate.head_group
-            suspects = [Key(key.page_hash, key.digest, Coordinate(start + i, start + i + 1, group)) for i in bad]
-            self._report(suspects)
-            raise CorruptError(f"{len(bad)} cells of {key} fail their sums", keys=[str(k) for k in suspects])
+            first, group = key.coordinate.start_layer, key.coordinate.head_group
+            cells = [Key(key.page_hash, key.digest, Coordinate(first + i, first + i + 1, group)) for i in bad]
+            self._report(cells)
+            raise CorruptError(f"{len(bad)} cells of {key} fail their sums", keys=[str(cell) for cell in cells])
 
     def read_pages(
         self, part: Part, page_hashes: Sequence[str], shape: PageShape, into: Sequence[memoryview], *, order: Order
@@ -146,9 +147,14 @@ class L3Client:
         """Read the leading pages that are present into ``into``, one view of ``shape.page_bytes`` for each page asked.
 
         The views are filled in page order whatever the order of the wire. Every cell is verified against its sum; what
-        fails is reported to the service, and ends the good pages before it.
+        fails is reported to the service, and ends the good pages before it. What a view holds beyond the good pages is
+        anything.
         """
         views = [view.cast("B") for view in into]
+        if [len(view) for view in views] != [shape.page_bytes] * len(page_hashes):
+            raise ValueError(f"{len(page_hashes)} pages need as many views of {shape.page_bytes} bytes")
+        if not views:
+            return PagesRead(0, 0)
         body = json.dumps({**part.body(page_hashes), "order": order, "sums": True}).encode()
 
         def exchange(connection: Connection) -> tuple[int, list[int], Sequence[int]]:
@@ -175,14 +181,16 @@ class L3Client:
 
     def write_pages(self, bodies: Sequence[Body], *, cell_bytes: int) -> list[Written]:
         """Write many objects in one call, with their sums. For each, in order, what became of it."""
+        if not bodies:
+            return []
+        views = [body.data.cast("B") for body in bodies]
         manifest = json.dumps(
             [
-                {"key": str(b.key), "length": len(b.data), "sums": encode_sums(sum_cells(b.data, cell_bytes))}
-                for b in bodies
+                {"key": str(body.key), "length": len(view), "sums": encode_sums(sum_cells(view, cell_bytes))}
+                for body, view in zip(bodies, views, strict=True)
             ]
         ).encode()
-        head = len(manifest).to_bytes(4, "little") + manifest
-        views = [memoryview(head), *(b.data for b in bodies)]
+        views.insert(0, memoryview(len(manifest).to_bytes(4, "little") + manifest))
 
         def exchange(connection: Connection) -> list[Written]:
             answer = connection.request("POST", "/v1/pages/write", {"Content-Type": _PAGES}, views)
@@ -194,13 +202,31 @@ class L3Client:
         """See `Control.register`."""
         return self._control.register(namespace, labels)
 
-    def _report(self, suspects: Sequence[Key]) -> None:
+    def _report(self, cells: Iterable[Key]) -> None:
         """Tell the service what arrived damaged. The damage is already known here; a failed report changes nothing."""
-        for key in suspects[:_MAX_REPORTS]:
+        for key in _joined(cells)[:_MAX_REPORTS]:
             try:
                 self._control.suspect(key)
+            except TransportError:
+                # Nobody hears us, and the caller waits.
+                self.failed_reports += 1
+                return
             except L3Error:
                 self.failed_reports += 1
+
+
+def _joined(cells: Iterable[Key]) -> list[Key]:
+    """The same cells in as few keys as can be: the layers of one head group of one page that follow each other."""
+    runs: list[Key] = []
+    for cell in sorted(cells, key=lambda k: (k.page_hash, k.coordinate.head_group or 0, k.coordinate.start_layer)):
+        at = cell.coordinate
+        if runs and (runs[-1].page_hash, runs[-1].coordinate.head_group) == (cell.page_hash, at.head_group):
+            last = runs[-1].coordinate
+            if last.end_layer == at.start_layer:
+                runs[-1] = Key(cell.page_hash, cell.digest, Coordinate(last.start_layer, at.end_layer, at.head_group))
+                continue
+        runs.append(cell)
+    return runs
 
 
 def _wire_views(pages: Sequence[memoryview], shape: PageShape, order: Order) -> list[memoryview]:
@@ -224,7 +250,7 @@ def _cell_key(part: Part, page_hash: str, layer: int, group: int, heads: Range |
 
 
 def _page_count(header: str | None, asked: int) -> int:
-    if header is None or not header.isdigit() or int(header) > asked:
+    if header is None or not _COUNT.fullmatch(header) or int(header) > asked:
         raise ProtocolError(f"L3-Pages is {header!r} where {asked} pages were asked")
     return int(header)
 

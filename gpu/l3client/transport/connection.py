@@ -180,16 +180,12 @@ class Connection:
 
     def _parse(self, head: bytes) -> Head:
         status_line, *lines = head.decode("latin-1").split("\r\n")
-        headers: dict[str, str] = {}
-        lengths = {"0"}
-        for line in lines:
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip()
-            if name.strip().lower() == "content-length":
-                lengths = lengths - {"0"} | {value.strip()}
+        fields = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+        headers = dict(fields)
         status = _STATUS.fullmatch(status_line)
-        length = headers.get("content-length", "0")
-        if status is None or len(lengths) > 1 or not _NUMBER.fullmatch(length) or "transfer-encoding" in headers:
+        # A second Content-Length that differs would leave the end of the body to taste.
+        length, *others = {value for name, value in fields if name == "content-length"} or {"0"}
+        if status is None or others or not _NUMBER.fullmatch(length) or "transfer-encoding" in headers:
             raise ProtocolError(f"{self._name} sent an answer that is not of the wire: {status_line[:80]!r}")
         return Head(int(status[1]), headers, int(length))
 

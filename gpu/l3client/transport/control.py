@@ -20,6 +20,7 @@ _PHASES: dict[type[httpx.TimeoutException], str] = {
     httpx.PoolTimeout: "pool",
 }
 _ERROR = 400
+_SUCCESS = {200, 201, 204}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Control:
 
     def match(self, part: Part, page_hashes: Sequence[str]) -> int:
         """How many leading pages are present."""
+        if not page_hashes:
+            return 0
         answer = self._call("POST", "/v1/pages/match", part.body(page_hashes))
         pages = answer.get("pages")
         if type(pages) is not int or not 0 <= pages <= len(page_hashes):
@@ -74,6 +77,8 @@ class Control:
 
     def missing(self, part: Part, page_hashes: Sequence[str]) -> list[tuple[int, Coordinate]]:
         """What has to be written, by position of the page."""
+        if not page_hashes:
+            return []
         answer = self._call("POST", "/v1/pages/missing", part.body(page_hashes))
         try:
             missing = [(position, parse_coordinate(text)) for position, text in answer["missing"]]
@@ -95,7 +100,9 @@ class Control:
         return self._call("GET", "/version", None)
 
     def namespaces(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = self._call("GET", "/v1/namespaces", None)["namespaces"]
+        listed = self._call("GET", "/v1/namespaces", None).get("namespaces")
+        if not isinstance(listed, list):
+            raise ProtocolError(f"the list of namespaces is {listed!r:.80}")
         return listed
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
@@ -104,16 +111,14 @@ class Control:
         except httpx.TimeoutException as error:
             phase = _PHASES.get(type(error), "read")
             raise TimeoutExpiredError(f"{method} {path}: {phase} timed out", phase=phase) from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, RuntimeError) as error:  # of a closed client, httpx raises RuntimeError
             raise ConnectError(f"{method} {path}: {error}") from error
         try:
             answer = response.json() if response.content else {}
-        except ValueError as error:
-            if response.status_code >= _ERROR:
-                raise from_problem(response.status_code, {}) from error
-            raise ProtocolError(f"{method} {path}: the answer is not JSON") from error
-        if not isinstance(answer, dict):
-            raise ProtocolError(f"{method} {path}: the answer is not a JSON object")
+        except ValueError:
+            answer = None
         if response.status_code >= _ERROR:
-            raise from_problem(response.status_code, answer)
+            raise from_problem(response.status_code, answer if isinstance(answer, dict) else {})
+        if not isinstance(answer, dict) or response.status_code not in _SUCCESS:
+            raise ProtocolError(f"{method} {path}: HTTP status {response.status_code} and no JSON object")
         return answer

@@ -1,0 +1,192 @@
+"""The reading half of a connection: where the next bytes go."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from l3store.errors import HeadersTooLargeError
+from l3store.service.http.head import MAX_HEAD_BYTES
+
+_BLANK_LINE = b"\r\n\r\n"
+# Where dropped bytes go. One for all connections: nobody reads it.
+_WASTE = memoryview(bytearray(256 << 10))
+
+
+@dataclass(slots=True)
+class _Target:
+    """Memory that the application waits to have filled: all of it, or with any bytes at all."""
+
+    view: memoryview
+    whole: bool
+    filled: asyncio.Future[int]
+    count: int = 0
+
+
+class Incoming:
+    """Bytes of one connection, sorted into heads and bodies. Reading stops where nobody wants what would come."""
+
+    def __init__(self, transport: asyncio.Transport, *, timeout: float) -> None:
+        """``timeout``: seconds without a byte of a body that somebody waits for."""
+        self._timeout = timeout
+        self._transport = transport
+        self._buffer = memoryview(bytearray(MAX_HEAD_BYTES))
+        self._start = self._stop = 0
+        self._target: _Target | None = None
+        self._dropping = False
+        self._paused = False
+        self._gone: asyncio.Event = asyncio.Event()
+        self.left = 0
+        self.dropped = 0
+        self.ended = False
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes that are here and not yet part of anything."""
+        return self._stop - self._start
+
+    # The loop's side
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._target is not None:
+            return self._target.view[self._target.count :]
+        if self._dropping:
+            return _WASTE
+        return self._buffer[self._stop :]
+
+    def received(self, count: int) -> None:
+        """Note bytes that were put where `buffer` said."""
+        if self._target is not None:
+            self.left -= count
+            self._fill(self._target, count)
+        elif self._dropping:
+            self.dropped += count
+        else:
+            self._stop += count
+        self._steer()
+
+    def end(self) -> None:
+        """No more bytes will come."""
+        self.ended = True
+        self._gone.set()
+        target, self._target = self._target, None
+        if target is not None and not target.filled.done():
+            target.filled.set_exception(ConnectionResetError("the client went away in the middle of a body"))
+
+    # The connection's side
+
+    def take_head(self) -> bytes | None:
+        """The next head with its blank line, if it is here. Raises `HeadersTooLargeError`."""
+        data = bytes(self._buffer[self._start : self._stop])
+        # An empty line or two before a request is to be tolerated (RFC 9112, 2.2).
+        begin = len(data) - len(data.lstrip(b"\r\n"))
+        end = data.find(_BLANK_LINE, begin)
+        if end < 0:
+            if len(data) == len(self._buffer):
+                raise HeadersTooLargeError(f"a request line and headers of more than {MAX_HEAD_BYTES} bytes")
+            self._compact()
+            self._steer()
+            return None
+        end += len(_BLANK_LINE)
+        self._start += end
+        return data[begin:end]
+
+    def begin_body(self, length: int) -> None:
+        """A body of ``length`` bytes is next."""
+        self.left = length
+        self._steer()
+
+    async def drop_body(self, count: int) -> None:
+        """Drop so many bytes of the body. Raises ConnectionError where they do not come."""
+        if count > self.left:
+            raise ConnectionResetError("the body is shorter than what is wanted of it")
+        while count:
+            count -= len(await self.read_some(count, into=_WASTE))
+
+    def drop_all(self) -> None:
+        """Drop everything from now on."""
+        self._start = self._stop = 0
+        self._dropping = True
+        self._steer()
+
+    # The application's side
+
+    async def read_into(self, view: memoryview) -> None:
+        """Fill ``view`` from the body, of which at least so much is left. Raises ConnectionError."""
+        taken = self._take(view)
+        if taken < len(view):
+            await self._wait(view[taken:], whole=True)
+
+    async def read_some(self, most: int, *, into: memoryview | None = None) -> memoryview:
+        """The next bytes of the body, at least one and ``most`` at most. Raises ConnectionError."""
+        view = memoryview(bytearray(min(most, self.left))) if into is None else into[: min(most, self.left)]
+        count = self._take(view)
+        if not count:
+            count = await self._wait(view, whole=False)
+        return view[:count]
+
+    async def gone(self) -> None:
+        """Wait until the client has ended its half or the connection is lost."""
+        await self._gone.wait()
+
+    def _take(self, view: memoryview) -> int:
+        """Body bytes that came along with a head."""
+        count = min(self.head_bytes, len(view), self.left)
+        if count:
+            view[:count] = self._buffer[self._start : self._start + count]
+            self._start += count
+            self.left -= count
+            self._compact()
+            self._steer()
+        return count
+
+    async def _wait(self, view: memoryview, *, whole: bool) -> int:
+        if self.ended:
+            raise ConnectionResetError("the client went away in the middle of a body")
+        assert self._target is None, "one reader at a time"
+        loop = asyncio.get_running_loop()
+        target = self._target = _Target(view, whole, loop.create_future())
+        stalled = loop.call_later(self._timeout, self._check_progress, target, 0)
+        self._steer()
+        try:
+            return await target.filled
+        finally:
+            stalled.cancel()
+            # Also where the wait was cancelled: nothing may be received into memory that its owner has given up.
+            self._target = None
+            self._steer()
+
+    def _check_progress(self, target: _Target, before: int) -> None:
+        if target is not self._target:
+            return
+        if target.count == before:
+            target.filled.set_exception(ConnectionAbortedError(f"no byte of a body for {self._timeout} s"))
+            return
+        asyncio.get_running_loop().call_later(self._timeout, self._check_progress, target, target.count)
+
+    def _fill(self, target: _Target, count: int) -> None:
+        target.count += count
+        if target.count == len(target.view) or not target.whole:
+            self._target = None
+            if not target.filled.done():
+                target.filled.set_result(target.count)
+
+    def _compact(self) -> None:
+        """Move what is here to the front, so that the buffer has room."""
+        if self._start:
+            rest = bytes(self._buffer[self._start : self._stop])
+            self._buffer[: len(rest)] = rest
+            self._start, self._stop = 0, len(rest)
+
+    def _steer(self) -> None:
+        """Read where there is a place for what comes, else not: the client waits, and memory does not grow."""
+        body_waits = self.left > self.head_bytes and self._target is None
+        room = self._stop < len(self._buffer)
+        want = self._target is not None or self._dropping or (room and not body_waits)
+        if want == self._paused and not self._transport.is_closing() and not self.ended:
+            self._paused = not want
+            if want:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()

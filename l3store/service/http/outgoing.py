@@ -1,0 +1,80 @@
+"""Sending from the caller's memory, without a copy in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+
+_VECTORS = 512
+
+
+class Outgoing:
+    """The writing half of a connection.
+
+    A transport may keep a reference to what it is given, or copy the rest of it; so writing goes past it, to a second
+    descriptor of the same socket. When `send` returns, the kernel has everything, and the memory may be used again.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket, *, timeout: float) -> None:
+        """``timeout``: seconds that the other side may take nothing for."""
+        self._loop = loop
+        self._socket = socket.socket(fileno=os.dup(connected.fileno()))
+        self._socket.setblocking(False)
+        self._timeout = timeout
+        self._waiting: asyncio.Future[None] | None = None
+        self._closed = False
+
+    async def send(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Send all of it. Raises ConnectionError where the other side is gone, or takes nothing for too long."""
+        views = [memoryview(buffer) for buffer in buffers if len(buffer)]
+        at = 0
+        while at < len(views):
+            if self._closed:
+                raise ConnectionResetError("the connection is closed")
+            try:
+                sent = self._socket.sendmsg(views[at : at + _VECTORS])
+            except BlockingIOError:
+                await self._writable()
+                continue
+            while at < len(views) and sent >= len(views[at]):
+                sent -= len(views[at])
+                at += 1
+            if sent:
+                views[at] = views[at][sent:]
+
+    def end(self) -> None:
+        """Say that nothing more will come; the other half stays open."""
+        if not self._closed:
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                self.close()
+
+    def close(self) -> None:
+        """End a wait for the other side with ConnectionError, and give the descriptor back."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(ConnectionResetError("the connection was closed"))
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+    async def _writable(self) -> None:
+        self._waiting = self._loop.create_future()
+        self._loop.add_writer(self._socket, self._ready)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._waiting
+        except TimeoutError as error:
+            raise ConnectionAbortedError(f"the other side took nothing for {self._timeout} s") from error
+        finally:
+            self._waiting = None
+            if not self._closed:
+                self._loop.remove_writer(self._socket)
+
+    def _ready(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)

@@ -1,0 +1,242 @@
+"""The disk passes the suite, and keeps what it says of its files."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from l3store.backend import Ack, DiskBackend
+from l3store.backend.file import footprint, overhead
+from l3store.errors import CorruptError, MissError, StorageFullError
+from tests.conformance.backend_suite import CELL, DIGEST, BackendSuite, key_of, new_object, read, run_of, scanned
+
+
+class TestDiskAckFile(BackendSuite):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "data"
+
+    def make(self) -> DiskBackend:
+        return DiskBackend(self.folder, ack=Ack.FILE)
+
+
+class TestDiskAckFsync(BackendSuite):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "data"
+
+    def make(self) -> DiskBackend:
+        return DiskBackend(self.folder, ack=Ack.FSYNC)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[DiskBackend]:
+    made = DiskBackend(tmp_path / "data")
+    yield made
+    asyncio.run(made.close())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+async def test_objects_fan_out_by_the_first_two_bytes_of_the_page_hash(tmp_path: Path, disk: DiskBackend) -> None:
+    keys = [key_of(page) for page in range(8)]
+    await disk.put([new_object(key) for key in keys])
+    expected = [f"{key.page_hash[:2]}/{key.page_hash[2:4]}/{key}" for key in keys]
+    assert names(tmp_path / "data" / "objects") == sorted(expected)
+
+
+async def test_a_file_is_cells_sums_and_a_footer(tmp_path: Path, disk: DiskBackend) -> None:
+    new = new_object(key_of(), by_writer=True)
+    await disk.put([new])
+    data = disk.path(new.key).read_bytes()
+    assert data == bytes(memoryview(new.body)) + new.sums.packed + b"L3C1\x01\0\0\0"
+    assert len(data) == 4 * CELL + overhead(4)
+    assert footprint(4, CELL) == 4096
+    assert footprint(4, 1020) == 8192
+
+
+@pytest.mark.parametrize("length", [0, 1, CELL, 4 * CELL, 4 * CELL + overhead(4) - 1])
+async def test_a_torn_file_is_corrupt(disk: DiskBackend, length: int) -> None:
+    await disk.put([new_object(key_of())])
+    with disk.path(key_of()).open("r+b") as file:
+        file.truncate(length)
+    for call in (read(disk, run_of(key_of(), 0, 1)), disk.read_sums([run_of(key_of())])):
+        with pytest.raises(CorruptError) as caught:
+            await call
+        assert caught.value.members["key"] == str(key_of())
+
+
+@pytest.mark.parametrize("footer", [b"\0" * 8, b"L3C2\0\0\0\0", b"L3C1\2\0\0\0", b"PK\3\4\0\0\0\0"])
+async def test_a_foreign_footer_is_corrupt(disk: DiskBackend, footer: bytes) -> None:
+    await disk.put([new_object(key_of())])
+    data = disk.path(key_of()).read_bytes()
+    disk.path(key_of()).write_bytes(data[:-8] + footer)
+    with pytest.raises(CorruptError):
+        await read(disk, run_of(key_of()))
+
+
+async def test_the_quarantine_keeps_the_file(tmp_path: Path, disk: DiskBackend) -> None:
+    await disk.put([new_object(key_of())])
+    data = disk.path(key_of()).read_bytes()
+    await disk.quarantine(key_of())
+    [kept] = (tmp_path / "data" / "quarantine").iterdir()
+    assert kept.name.startswith(str(key_of()))
+    assert kept.read_bytes() == data
+
+
+async def test_a_scan_sweeps_the_leftovers_of_a_crash_and_reads_names_alone(tmp_path: Path, disk: DiskBackend) -> None:
+    data = tmp_path / "data"
+    await disk.put([new_object(key_of(0)), new_object(key_of(1))])
+    (data / "tmp" / "17").write_bytes(b"half an obj")
+    (data / "objects" / "ab").mkdir(exist_ok=True)
+    (data / "objects" / "ab" / "stray").write_bytes(b"x")
+    (disk.path(key_of(0)).parent / "README").write_bytes(b"x")
+    (data / "objects" / "lost+found").mkdir()
+    disk.path(key_of(1)).write_bytes(b"")
+    assert await scanned(disk) == sorted([key_of(0), key_of(1)])
+    assert names(data / "tmp") == []
+    assert (data / "objects" / "ab" / "stray").exists()
+
+
+async def test_a_folder_has_one_owner(tmp_path: Path, disk: DiskBackend) -> None:
+    with pytest.raises(BlockingIOError, match="in use by another l3store"):
+        DiskBackend(tmp_path / "data")
+    assert await disk.put([new_object(key_of())]) == [True]
+
+
+@pytest.mark.parametrize("call", ["open", "writev", "link"])
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, StorageFullError), (errno.EDQUOT, StorageFullError), (errno.EIO, OSError)]
+)
+async def test_a_failed_write_is_that_objects_error_and_leaves_nothing(
+    tmp_path: Path, disk: DiskBackend, monkeypatch: pytest.MonkeyPatch, call: str, number: int, kind: type[Exception]
+) -> None:
+    """The second of three writes fails."""
+    await disk.put([new_object(key_of(9, group=g)) for g in range(1)])
+    real = getattr(os, call)
+    calls = 0
+
+    def failing(*args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(number, os.strerror(number))
+        return real(*args, **more)
+
+    # All in one folder that is there already, so that each object is one call.
+    keys = [key_of(9, group=g) for g in (1, 2, 3)]
+    monkeypatch.setattr(os, call, failing)
+    results = await disk.put([new_object(key) for key in keys])
+    monkeypatch.undo()
+    assert (results[0], results[2]) == (True, True)
+    assert isinstance(results[1], kind)
+    assert names(tmp_path / "data" / "tmp") == []
+    assert sorted(await scanned(disk)) == sorted([key_of(9, group=0), keys[0], keys[2]])
+    assert await disk.put([new_object(keys[1])]) == [True]
+
+
+async def test_a_short_write_goes_on_where_it_stopped(disk: DiskBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+
+    def short(fd: int, buffers: Any) -> int:
+        return real(fd, [memoryview(buffers[0])[:37]])
+
+    monkeypatch.setattr(os, "writev", short)
+    new = new_object(key_of())
+    assert await disk.put([new]) == [True]
+    monkeypatch.undo()
+    assert await read(disk, run_of(key_of())) == (new.body, new.sums)
+
+
+async def test_a_short_read_goes_on_where_it_stopped(disk: DiskBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = new_object(key_of())
+    await disk.put([new])
+    real = os.preadv
+
+    def short(fd: int, buffers: Any, offset: int) -> int:
+        return real(fd, [memoryview(buffers[0])[:37]], offset)
+
+    monkeypatch.setattr(os, "preadv", short)
+    assert await read(disk, run_of(key_of())) == (new.body, new.sums)
+
+
+async def test_a_disk_error_while_reading_is_no_miss(disk: DiskBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    await disk.put([new_object(key_of())])
+
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        await read(disk, run_of(key_of()))
+    assert not isinstance(caught.value, MissError)
+
+
+async def test_a_delete_that_fails_for_one_deletes_the_others(
+    disk: DiskBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disk.put([new_object(key_of(page)) for page in range(3)])
+    real = os.unlink
+
+    def failing(path: Any, *more: Any, **named: Any) -> None:
+        if str(key_of(1)) in str(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        real(path, *more, **named)
+
+    monkeypatch.setattr(os, "unlink", failing)
+    with pytest.raises(OSError, match="Read-only"):
+        await disk.delete([key_of(page) for page in range(3)])
+    assert await scanned(disk) == [key_of(1)]
+
+
+async def test_a_registration_that_cannot_be_stored_leaves_the_one_before(
+    tmp_path: Path, disk: DiskBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disk.save_namespace(DIGEST, {"a": 1})
+
+    def failing(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(StorageFullError):
+        await disk.save_namespace(DIGEST, {"a": 2})
+    monkeypatch.undo()
+    assert await disk.load_namespaces() == {DIGEST: {"a": 1}}
+    assert names(tmp_path / "data" / "tmp") == []
+
+
+async def test_a_registration_that_is_not_json_is_passed_over(tmp_path: Path, disk: DiskBackend) -> None:
+    await disk.save_namespace(DIGEST, {"a": 1})
+    (tmp_path / "data" / "namespaces" / "x.json").write_bytes(b"\0\0")
+    assert await disk.load_namespaces() == {DIGEST: {"a": 1}}
+
+
+async def test_fsync_is_called_where_it_is_asked_for_and_only_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def noting(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    for ack in (Ack.FILE, Ack.FSYNC):
+        backend = DiskBackend(tmp_path / ack, ack=ack)
+        await backend.put([new_object(key_of())])
+        folder = backend.path(key_of()).parent
+        await backend.close()
+        if ack is Ack.FILE:
+            assert synced == []
+    # The file, then every folder whose entry is new.
+    assert synced[0].startswith(str(tmp_path / "fsync" / "tmp"))
+    assert set(synced[1:]) == {str(folder), str(folder.parent), str(folder.parent.parent)}
