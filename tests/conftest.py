@@ -33,6 +33,20 @@ def start_service() -> Iterator[Callable[..., Service]]:
 
 
 @pytest.fixture
+def connect() -> Iterator[Callable[[Service], Client]]:
+    """``connect(service)`` makes a client; it is closed with the test."""
+    made: list[Client] = []
+
+    def to(service: Service) -> Client:
+        made.append(Client(service.url))
+        return made[-1]
+
+    yield to
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
 def client(service: Service) -> Iterator[Client]:
     """A client of `service`."""
     made = Client(service.url)

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from l3store.backend import Backend, CellRun, NewObject
@@ -78,6 +78,7 @@ class Store:
         self._orphans: dict[str, list[Key]] = defaultdict(list)
         # Objects that the index has given up and the backend may still have: a write of one waits for its deletion.
         self._going: dict[Key, asyncio.Future[None]] = {}
+        self._departures = 0
         self._reserved = 0
         self._not_ready: str | None = "the index is being rebuilt; ask again in a second"
         self._registering = asyncio.Lock()
@@ -214,53 +215,51 @@ class Store:
             await self._make_room()
             results = await self._write(objects)
             # The file system can be fuller than our budget knows. Old pages make room once, then the writer is told.
-            if any(isinstance(result, StorageFullError) for result in results) and await self._evict(2 * size):
-                await self._rewrite(objects, results, lambda _, result: isinstance(result, StorageFullError))
-            # "There already", but not in the index: it was being deleted while we wrote, and may be gone by now.
-            await self._rewrite(
-                objects, results, lambda new, result: result is False and not self._indexed(new.key), adopt=True
-            )
+            refused = [at for at, result in enumerate(results) if isinstance(result, StorageFullError)]
+            if refused and await self._evict(2 * size):
+                await self._write_again(objects, results, refused)
             return [self._note(new.key, result) for new, result in zip(objects, results, strict=True)]
         finally:
             self._reserved -= size
 
-    async def _write(self, objects: Sequence[NewObject], *, adopt: bool = False) -> list[bool | Exception]:
-        """Store and index. ``adopt`` also indexes what was there already."""
+    async def _write(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
+        """Store and index."""
         for new in objects:
             while new.key in self._going:
                 await asyncio.shield(self._going[new.key])
+        departures = self._departures
         results = await self.backend.put(objects)
-        # Nothing may happen between a file and its place in the index: what is not indexed cannot be deleted.
-        strays = []
-        for i, new in enumerate(objects):
-            if isinstance(results[i], bool) and not self._index(new.key, wanted=adopt or results[i] is True):
-                strays.append(new.key)
-                results[i] = UnknownNamespaceError(f"{new.key.digest} was dropped while {new.key} was being written")
+        # From here to the index nothing else may happen: what is not indexed cannot be deleted, nor counted.
+        outcomes = list(enumerate(zip(objects, results, strict=True)))
+        strays = [new.key for _, (new, result) in outcomes if result is True and not self.index.get(new.key.digest)]
+        raced: list[int] = []
+        if departures != self._departures:
+            # There already, but perhaps just being deleted.
+            raced = [at for at, (new, result) in outcomes if result is False and not self._indexed(new.key)]
+        for at, (new, result) in outcomes:
+            if at not in raced:
+                results[at] = self._take_in(new.key, result)
         if strays:
             await self._delete(strays)
+        if raced:
+            await self._write_again(objects, results, raced)
         return results
 
-    async def _rewrite(
-        self,
-        objects: Sequence[NewObject],
-        results: list[bool | Exception],
-        which: Callable[[NewObject, bool | Exception], bool],
-        *,
-        adopt: bool = False,
-    ) -> None:
-        """Write once more those objects whose result calls for it."""
-        again = [i for i, (new, result) in enumerate(zip(objects, results, strict=True)) if which(new, result)]
-        if again:
-            retried = await self._write([objects[i] for i in again], adopt=adopt)
-            for i, result in zip(again, retried, strict=True):
-                results[i] = result
-
-    def _index(self, key: Key, *, wanted: bool) -> bool:
-        """Note a file as stored where that is wanted; False where its namespace is gone."""
+    def _take_in(self, key: Key, result: bool | Exception) -> bool | Exception:
+        """Index what is stored, now or since before."""
+        if not isinstance(result, bool):
+            return result
         entry = self.index.get(key.digest)
-        if entry is not None and wanted:
-            self.index.add(entry, key)
-        return entry is not None
+        if entry is None:
+            return UnknownNamespaceError(f"{key.digest} was dropped while {key} was being written")
+        self.index.add(entry, key)
+        return result
+
+    async def _write_again(
+        self, objects: Sequence[NewObject], results: list[bool | Exception], which: Sequence[int]
+    ) -> None:
+        for at, result in zip(which, await self._write([objects[at] for at in which]), strict=True):
+            results[at] = result
 
     def refresh(self, keys: Sequence[Key]) -> None:
         """Make pages the most recently used, the first most: keys come in the order of a prefix."""
@@ -291,12 +290,14 @@ class Store:
         """Take out of the index what the backend could not serve; what is corrupt is set aside, never deleted."""
         key = parse_key(error.members["key"])
         entry = self.index.get(key.digest)
-        if entry is None:
+        if entry is None or not self._indexed(key):
             return
         corrupt = isinstance(error, CorruptError)
-        if not corrupt and await self._there(entry, key):
-            # Deleted under the reader, and stored again by now.
-            return
+        if not corrupt:
+            departures = self._departures
+            if await self._there(entry, key) or departures != self._departures:
+                # Deleted under the reader and stored again, or something was just now: the reader looks again.
+                return
         if not self.index.remove(entry, key):
             return
         async with self._leaving([key]):
@@ -380,6 +381,7 @@ class Store:
     async def _leaving(self, keys: Sequence[Key]) -> AsyncIterator[None]:
         """Hold writes of these keys back until the backend has done with what it had under them."""
         gone = asyncio.get_running_loop().create_future()
+        self._departures += 1
         self._going.update(dict.fromkeys(keys, gone))
         try:
             yield

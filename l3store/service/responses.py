@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from l3store.errors import L3Error
 from l3store.layout.sums import Buffer
+from l3store.service.wire import wire_of
 
 MEDIA_TYPE = "application/octet-stream"
 
@@ -41,25 +41,20 @@ class BytesResponse(Response):
         self.init_headers({"content-length": str(length), "content-type": MEDIA_TYPE, **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_disconnected(receive))
+        wire = wire_of(scope)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for piece in self._pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                if gone.done():
-                    # Sending to nobody raises nothing: without a look, all the rest would be read for nobody.
-                    return
+                if wire is not None:
+                    await wire.send_buffers([piece])
+                else:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientDisconnect:
+            # Nothing more is read for a client that is gone.
+            return
         except L3Error as error:
             # The status is out: an answer that ends early is all that can still be said.
             _log.warning("cut an answer short: %s", error)
         finally:
-            gone.cancel()
             self._done()
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Return when the client has gone."""
-    with contextlib.suppress(L3Error):
-        while (await receive())["type"] != "http.disconnect":
-            pass

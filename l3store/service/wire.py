@@ -8,15 +8,21 @@ from contextlib import suppress
 from typing import Self
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Scope
 
 from l3store.errors import RetryError, SlowBodyError
+from l3store.service.http.exchange import EXTENSION, Exchange
 from l3store.service.limits import Limits
 
 
 class BodyReader:
-    """A request's body, in pieces of the caller's choosing. Raises ClientDisconnect where the client goes away."""
+    """A request's body, in pieces of the caller's choosing. Raises ClientDisconnect where the client goes away.
+
+    On our own connections bytes are received where they are wanted; elsewhere they come as ASGI messages.
+    """
 
     def __init__(self, request: Request, limits: Limits) -> None:
+        self._wire = wire_of(request.scope)
         self._messages = request.receive
         self._timeout = limits.receive_timeout
         self._rest = memoryview(b"")
@@ -24,6 +30,9 @@ class BodyReader:
 
     async def read_into(self, into: memoryview) -> None:
         """Fill ``into``."""
+        if self._wire is not None:
+            await self._wire.receive_into(into)
+            return
         done = 0
         while done < len(into):
             piece = await self._piece(len(into) - done)
@@ -37,6 +46,9 @@ class BodyReader:
 
     async def skip(self, length: int) -> None:
         """Drop bytes."""
+        if self._wire is not None:
+            await self._wire.skip(length)
+            return
         while length:
             length -= len(await self._piece(length))
 
@@ -55,6 +67,13 @@ class BodyReader:
             self._rest = memoryview(message.get("body", b""))
         piece, self._rest = self._rest[:most], self._rest[most:]
         return piece
+
+
+def wire_of(scope: Scope) -> Exchange | None:
+    """The extension of our own connections; None on a server that is not ours."""
+    wire = scope.get("extensions", {}).get(EXTENSION)
+    assert wire is None or isinstance(wire, Exchange)
+    return wire
 
 
 class Lease:

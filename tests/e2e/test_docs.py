@@ -24,7 +24,9 @@ def test_the_session_with_curl(service: Service, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#:]+)\)", text):

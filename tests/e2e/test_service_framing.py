@@ -424,18 +424,13 @@ def test_http_1_0_is_served_and_closed(service: Service, client: Client, pages: 
         assert wire.ended()
 
 
-def test_an_offer_to_upgrade_is_passed_over(service: Service, client: Client, pages: Pages) -> None:
+def test_an_offer_to_upgrade_is_passed_over(service: Service, pages: Pages) -> None:
     offer = "Connection: Upgrade, HTTP2-Settings\nUpgrade: h2c\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"
     with Wire(service) as wire:
         wire.request(f"{put_head(pages)}\n{offer}\nContent-Length: {SIZE}", pages.body(0, 0, 3))
-        # The parser ends such a request at its head, so its body is lost: better refused than half understood.
-        wire.problem(400, "upgrade")
-        assert wire.ended()
-    client.put(pages.key(0, 0, 3), pages.body(0, 0, 3))
-    with Wire(service) as wire:
+        assert wire.answer().status == 201
         wire.request(f"GET /v1/objects/{pages.key(0, 0, 3)} HTTP/1.1\n{offer}")
         assert wire.answer().body == pages.body(0, 0, 3)
-        assert wire.ended()
 
 
 def test_a_request_in_single_bytes_is_understood(wire: Wire, pages: Pages) -> None:

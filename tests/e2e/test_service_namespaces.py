@@ -171,33 +171,32 @@ def test_json_under_another_content_type_is_refused_with_the_one_to_send(client:
     check_problem(answer, 400, "Content-Type: application/json")
 
 
-def test_registrations_and_objects_outlive_the_service(start_service: Callable[..., Service], tmp_path: Path) -> None:
+def test_registrations_and_objects_outlive_the_service(
+    start_service: Callable[..., Service], connect: Callable[[Service], Client], tmp_path: Path
+) -> None:
     pages = Pages(tiny("org/lasting", model_revision="r1"), "lasting", 2)
     first = start_service(tmp_path / "data")
-    client = Client(first.url)
+    client = connect(first)
     client.register(pages.namespace, {"hash": "plain"})
     client.put_page(pages, 0, [(0, 3), (3, 6)])
     before = client.http.get("/v1/namespaces").json()
-    client.close()
     assert first.stop() == 0
-    client = Client(start_service(tmp_path / "data").url)
+    client = connect(start_service(tmp_path / "data"))
     assert client.http.get("/v1/namespaces").json() == before
     assert client.register(pages.namespace, {"hash": "plain"}).status_code == 200
     assert client.pages("match", pages.namespace, pages.hashes).json() == {"pages": 1}
     assert client.get(pages.key(0, 0, 6, 1)).content == pages.body(0, 0, 6, 1)
-    client.close()
 
 
 @pytest.mark.parametrize("damage", ["gone", "rotten", "another's"])
 def test_objects_whose_registration_was_lost_are_back_when_it_is(
-    start_service: Callable[..., Service], tmp_path: Path, damage: str
+    start_service: Callable[..., Service], connect: Callable[[Service], Client], tmp_path: Path, damage: str
 ) -> None:
     pages = Pages(tiny("org/orphan"), "orphan", 1)
     first = start_service(tmp_path / "data")
-    client = Client(first.url)
+    client = connect(first)
     client.register(pages.namespace)
     client.put_page(pages, 0, [(0, 3), (3, 6)])
-    client.close()
     first.stop()
     [registration] = first.files("namespaces")
     if damage == "gone":
@@ -207,9 +206,8 @@ def test_objects_whose_registration_was_lost_are_back_when_it_is(
     else:
         registration.write_text(registration.read_text().replace("org/orphan", "org/other"))
     second = start_service(tmp_path / "data")
-    client = Client(second.url)
+    client = connect(second)
     check_problem(client.get(pages.key(0, 0, 3)), 404, "not registered")
     assert client.register(pages.namespace).status_code == 201
     assert client.pages("match", pages.namespace, pages.hashes).json() == {"pages": 1}
     assert client.get(pages.key(0, 1, 5, 1)).content == pages.body(0, 1, 5, 1)
-    client.close()

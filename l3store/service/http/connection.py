@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from l3store.errors import L3Error
 from l3store.service.http.exchange import Exchange
-from l3store.service.http.head import Head, parse_head
+from l3store.service.http.head import Head, HeadReader
 from l3store.service.http.incoming import Incoming
 from l3store.service.http.outgoing import Outgoing
 from l3store.service.problems import problem_response
@@ -44,6 +44,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._ending = False
         self._stopping = False
+        self._heads = HeadReader()
         self._in_head = False
 
     # What the loop calls
@@ -70,13 +71,13 @@ class WireConnection(asyncio.BufferedProtocol):
             self._next()
 
     def eof_received(self) -> bool:
-        self._incoming.end()
+        self._incoming.end(lost=False)
         # A client may end its half as soon as it has asked; it still gets its answer.
         return self._exchange is not None and not self._ending
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
-        self._incoming.end()
+        self._incoming.end(lost=True)
         self._outgoing.close()
         self._state.connections.discard(self)
         if self._exchange is not None:
@@ -101,17 +102,18 @@ class WireConnection(asyncio.BufferedProtocol):
     def _next(self) -> None:
         """Begin the next request, if its head is here."""
         try:
-            data = self._incoming.take_head()
-            if data is None:
-                # A head that has begun has so long to end, however slowly it trickles.
-                if self._incoming.head_bytes and not self._in_head:
-                    self._in_head = True
-                    self._set_timer(_HEAD_SECONDS)
-                return
-            head = parse_head(data)
+            read = self._heads.feed(self._incoming.peek())
         except L3Error as error:
             self._refuse(error)
             return
+        if read is None:
+            # A head that has begun has so long to end, however slowly it trickles.
+            if self._incoming.head_bytes and not self._in_head:
+                self._in_head = True
+                self._set_timer(_HEAD_SECONDS)
+            return
+        head, length = read
+        self._incoming.consume(length)
         self._set_timer(None)
         self._begin(head, self._app)
 
@@ -121,6 +123,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._begin(Head(method="GET", path="/", framed=False, keep_alive=False), problem_response(error))
 
     def _begin(self, head: Head, app: ASGIApp) -> None:
+        self._heads = HeadReader()
         self._in_head = False
         self._incoming.begin_body(head.length if head.framed else 0)
         self._exchange = Exchange(
@@ -138,8 +141,8 @@ class WireConnection(asyncio.BufferedProtocol):
             await exchange.run(app)
             if exchange.complete and not exchange.last:
                 await self._incoming.drop_body(self._incoming.left)
-        except ConnectionError as error:
-            # The client is gone, or stands still; there is nobody to say it to.
+        except (ConnectionError, L3Error) as error:
+            # The client is gone, or what is left of a body does not come; there is nobody to say it to.
             _log.debug("%s: %s", self._client, error)
             exchange.complete = False
         finally:

@@ -6,15 +6,18 @@ The application gets ordinary ASGI messages, and in ``scope["extensions"]["l3sto
 
 from __future__ import annotations
 
+import contextlib
 import http
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from email.utils import formatdate
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message
 
+from l3store.layout.sums import Buffer
 from l3store.service.http.head import Head
 from l3store.service.http.incoming import Incoming
 from l3store.service.http.outgoing import Outgoing
@@ -63,11 +66,9 @@ class Exchange:
         }
 
     async def run(self, app: ASGIApp) -> None:
-        """Have the application answer. Raises ConnectionError where the client is gone."""
+        """Have the application answer."""
         try:
             await app(self._scope, self.receive, self.send)
-        except ConnectionError:
-            raise
         except Exception:  # noqa: BLE001 - the connection ends, and the service goes on
             # Where an answer is complete, the application itself has answered for its fault, and logged it.
             if not self.complete:
@@ -77,8 +78,11 @@ class Exchange:
 
     async def receive(self) -> Message:
         if self._incoming.left:
-            await self._ask()
-            body = await self._incoming.read_some(_PIECE)
+            try:
+                await self._ask()
+                body = await self._incoming.read_some(_PIECE)
+            except ConnectionError:
+                return {"type": "http.disconnect"}
             self._body_told = not self._incoming.left
             return {"type": "http.request", "body": bytes(body), "more_body": self._incoming.left > 0}
         if not self._body_told:
@@ -92,26 +96,33 @@ class Exchange:
             self._start = message
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
-            await self._send([body] if len(body) else [], end=not message.get("more_body", False))
+            # Nothing is said to an application that answers a client who is gone; ASGI has it find out by `receive`.
+            with contextlib.suppress(ConnectionError):
+                await self._send([body] if len(body) else [], end=not message.get("more_body", False))
 
     # The extension
 
     async def receive_into(self, view: memoryview) -> None:
-        """Fill ``view`` from the body. Raises ConnectionError where the client goes away before."""
-        if len(view) > self._incoming.left:
-            raise ConnectionResetError("the body is shorter than what is wanted of it")
-        await self._ask()
-        await self._incoming.read_into(view)
+        """Fill ``view`` from the body. Raises ClientDisconnect where the client goes away before."""
         self._body_told = True
+        with _disconnects():
+            await self._ask()
+            await self._incoming.read_into(view)
 
     async def skip(self, count: int) -> None:
-        """Drop bytes of the body."""
-        await self._ask()
-        await self._incoming.drop_body(count)
+        """Drop bytes of the body. Raises ClientDisconnect where the client goes away before."""
+        self._body_told = True
+        with _disconnects():
+            await self._ask()
+            await self._incoming.drop_body(count)
 
-    async def send_buffers(self, buffers: Sequence[memoryview | bytes]) -> None:
-        """Send a piece of the answer's body from where it lies. It may be used again when this returns."""
-        await self._send(buffers, end=False)
+    async def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send a piece of the answer's body from where it lies. It may be used again when this returns.
+
+        Raises ClientDisconnect where the client is gone.
+        """
+        with _disconnects():
+            await self._send(buffers, end=False)
 
     def disconnect(self) -> None:
         """The connection is lost."""
@@ -124,8 +135,8 @@ class Exchange:
             if not self._incoming.head_bytes:
                 await self._outgoing.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
 
-    async def _send(self, buffers: Sequence[memoryview | bytes], *, end: bool) -> None:
-        out: list[memoryview | bytes] = []
+    async def _send(self, buffers: Sequence[Buffer], *, end: bool) -> None:
+        out: list[Buffer] = []
         if not self._started:
             out.append(self._answer_head(sum(map(len, buffers)) if end else None))
         self._started = True
@@ -164,6 +175,14 @@ class Exchange:
         if self.last:
             lines.append(b"connection: close\r\n")
         return b"".join([*lines, b"\r\n"])
+
+
+@contextlib.contextmanager
+def _disconnects() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError as error:
+        raise ClientDisconnect from error
 
 
 def _reason(status: int) -> str:

@@ -7,10 +7,13 @@ from urllib.parse import unquote
 
 import httptools
 
-from l3store.errors import RefusedError
+from l3store.errors import HeadersTooLargeError, RefusedError
 
 MAX_HEAD_BYTES = 64 << 10
 """A request line and its headers; beyond it, 431."""
+
+_BLANK_LINE = b"\r\n\r\n"
+_WITH_BODY = {"PUT", "POST", "PATCH"}
 
 
 @dataclass(slots=True)
@@ -18,7 +21,7 @@ class Head:
     """What stands before a body.
 
     length      of the body, as announced; 0 where none is
-    framed      whether `length` can be believed: no Transfer-Encoding
+    framed      whether it is known where the body ends: no Transfer-Encoding, and a length where a body is usual
     expects     the client waits for 100 Continue
     keep_alive  the client wants the connection to stay
     """
@@ -35,25 +38,49 @@ class Head:
     keep_alive: bool = True
 
 
-def parse_head(data: bytes) -> Head:
-    """Read a head up to and with its blank line. Raises `RefusedError` for what is not HTTP or ambiguous."""
-    sink = _Sink()
-    parser = httptools.HttpRequestParser(sink)
-    try:
-        parser.feed_data(data)
-    except httptools.HttpParserUpgrade:
-        # Offers to upgrade are ordinary (curl makes one where it could speak HTTP/2), and may be ignored.
-        pass
-    except httptools.HttpParserError as error:
-        raise RefusedError(f"this is not an HTTP/1.1 request, or its framing is ambiguous: {error}") from error
-    head = sink.head
-    if not sink.complete:
-        raise RefusedError("this is not an HTTP/1.1 request: its head does not end where its blank line is")
-    head.method = parser.get_method().decode("ascii")
-    head.version = parser.get_http_version()
-    head.keep_alive = head.version == "1.1" and b"close" not in sink.connection
-    _read_target(head)
-    return head
+class HeadReader:
+    """Reads one head as it arrives. The parser is given bytes up to the blank line, and never one of a body."""
+
+    def __init__(self) -> None:
+        self._sink = _Sink()
+        self._parser = httptools.HttpRequestParser(self._sink)
+        self._fed = 0
+
+    def feed(self, data: bytes) -> tuple[Head, int] | None:
+        """``data`` is all that has come since the end of the last request. The head and its length, once it is whole.
+
+        Raises `RefusedError` for what is no HTTP or is ambiguous, as soon as that can be told, and
+        `HeadersTooLargeError`.
+        """
+        # An empty line or two before a request is to be tolerated (RFC 9112, 2.2).
+        begin = len(data) - len(data.lstrip(b"\r\n"))
+        blank = data.find(_BLANK_LINE, max(begin, self._fed - len(_BLANK_LINE)))
+        end = len(data) if blank < 0 else blank + len(_BLANK_LINE)
+        try:
+            self._parser.feed_data(data[self._fed : end])
+        except httptools.HttpParserUpgrade:
+            # Offers to upgrade are ordinary (curl makes one where it could speak HTTP/2), and may be ignored.
+            pass
+        except httptools.HttpParserError as error:
+            raise RefusedError(f"this is not an HTTP/1.1 request, or its framing is ambiguous: {error}") from error
+        self._fed = end
+        if blank < 0:
+            if end >= MAX_HEAD_BYTES:
+                raise HeadersTooLargeError(f"a request line and headers of more than {MAX_HEAD_BYTES} bytes")
+            return None
+        if not self._sink.complete:
+            raise RefusedError("this is not an HTTP/1.1 request: its head does not end where its blank line is")
+        return self._head(), end
+
+    def _head(self) -> Head:
+        head = self._sink.head
+        head.method = self._parser.get_method().decode("ascii")
+        head.version = self._parser.get_http_version()
+        head.keep_alive = head.version == "1.1" and b"close" not in self._sink.connection
+        # A body whose length was forgotten would be read as the next request.
+        head.framed = head.framed and (self._sink.measured or head.method not in _WITH_BODY)
+        _read_target(head)
+        return head
 
 
 class _Sink:
@@ -63,6 +90,7 @@ class _Sink:
         self.head = Head()
         self.connection = b""
         self.complete = False
+        self.measured = False
 
     def on_url(self, url: bytes) -> None:
         self.head.target += url
@@ -72,6 +100,7 @@ class _Sink:
         self.head.headers.append((name, value))
         if name == b"content-length":
             # A length that is no number, or a second one, is refused by the parser or by the application.
+            self.measured = True
             self.head.length = int(value) if value.isdigit() else 0
         elif name == b"transfer-encoding":
             self.head.framed = False

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from l3store.errors import HeadersTooLargeError
+from l3store.errors import SlowBodyError, WrongLengthError
 from l3store.service.http.head import MAX_HEAD_BYTES
 
-_BLANK_LINE = b"\r\n\r\n"
 # Where dropped bytes go. One for all connections: nobody reads it.
 _WASTE = memoryview(bytearray(256 << 10))
 
@@ -36,6 +35,7 @@ class Incoming:
         self._dropping = False
         self._paused = False
         self._gone: asyncio.Event = asyncio.Event()
+        self._announced = 0
         self.left = 0
         self.dropped = 0
         self.ended = False
@@ -66,41 +66,40 @@ class Incoming:
             self._stop += count
         self._steer()
 
-    def end(self) -> None:
-        """No more bytes will come."""
+    def end(self, *, lost: bool) -> None:
+        """No more bytes will come: the client has ended its half, or the connection is ``lost``."""
         self.ended = True
         self._gone.set()
         target, self._target = self._target, None
         if target is not None and not target.filled.done():
-            target.filled.set_exception(ConnectionResetError("the client went away in the middle of a body"))
+            target.filled.set_exception(self._cut(lost=lost))
+
+    def _cut(self, *, lost: bool) -> Exception:
+        if lost:
+            return ConnectionResetError("the client went away in the middle of a body")
+        arrived = self._announced - self.left
+        return WrongLengthError(f"the body ended after {arrived} of the {self._announced} bytes announced")
 
     # The connection's side
 
-    def take_head(self) -> bytes | None:
-        """The next head with its blank line, if it is here. Raises `HeadersTooLargeError`."""
-        data = bytes(self._buffer[self._start : self._stop])
-        # An empty line or two before a request is to be tolerated (RFC 9112, 2.2).
-        begin = len(data) - len(data.lstrip(b"\r\n"))
-        end = data.find(_BLANK_LINE, begin)
-        if end < 0:
-            if len(data) == len(self._buffer):
-                raise HeadersTooLargeError(f"a request line and headers of more than {MAX_HEAD_BYTES} bytes")
-            self._compact()
-            self._steer()
-            return None
-        end += len(_BLANK_LINE)
-        self._start += end
-        return data[begin:end]
+    def peek(self) -> bytes:
+        """The bytes that are here and not yet part of anything."""
+        return bytes(self._buffer[self._start : self._stop])
+
+    def consume(self, count: int) -> None:
+        """Note that so many of them were a head."""
+        self._start += count
 
     def begin_body(self, length: int) -> None:
         """A body of ``length`` bytes is next."""
-        self.left = length
+        self.left = self._announced = length
+        self._compact()
         self._steer()
 
     async def drop_body(self, count: int) -> None:
         """Drop so many bytes of the body. Raises ConnectionError where they do not come."""
         if count > self.left:
-            raise ConnectionResetError("the body is shorter than what is wanted of it")
+            raise self._cut(lost=False)
         while count:
             count -= len(await self.read_some(count, into=_WASTE))
 
@@ -114,6 +113,8 @@ class Incoming:
 
     async def read_into(self, view: memoryview) -> None:
         """Fill ``view`` from the body, of which at least so much is left. Raises ConnectionError."""
+        if len(view) > self.left:
+            raise self._cut(lost=False)
         taken = self._take(view)
         if taken < len(view):
             await self._wait(view[taken:], whole=True)
@@ -143,7 +144,7 @@ class Incoming:
 
     async def _wait(self, view: memoryview, *, whole: bool) -> int:
         if self.ended:
-            raise ConnectionResetError("the client went away in the middle of a body")
+            raise self._cut(lost=False)
         assert self._target is None, "one reader at a time"
         loop = asyncio.get_running_loop()
         target = self._target = _Target(view, whole, loop.create_future())
@@ -161,7 +162,7 @@ class Incoming:
         if target is not self._target:
             return
         if target.count == before:
-            target.filled.set_exception(ConnectionAbortedError(f"no byte of a body for {self._timeout} s"))
+            target.filled.set_exception(SlowBodyError(f"no byte of the body came for {self._timeout:g} seconds"))
             return
         asyncio.get_running_loop().call_later(self._timeout, self._check_progress, target, target.count)
 

@@ -7,6 +7,8 @@ import os
 import socket
 from collections.abc import Sequence
 
+from l3store.layout.sums import Buffer
+
 _VECTORS = 512
 
 
@@ -26,7 +28,7 @@ class Outgoing:
         self._waiting: asyncio.Future[None] | None = None
         self._closed = False
 
-    async def send(self, buffers: Sequence[memoryview | bytes]) -> None:
+    async def send(self, buffers: Sequence[Buffer]) -> None:
         """Send all of it. Raises ConnectionError where the other side is gone, or takes nothing for too long."""
         views = [memoryview(buffer) for buffer in buffers if len(buffer)]
         at = 0
