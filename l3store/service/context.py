@@ -22,10 +22,16 @@ class Context:
     metrics: Metrics
 
 
-def _context(request: Request) -> Context:
+def context_of(request: Request) -> Context:
+    """The context of the service that a request came to."""
     context = request.app.state.context
     assert isinstance(context, Context)
     return context
+
+
+async def _context(request: Request) -> Context:
+    # A coroutine, as FastAPI runs plain functions on a thread.
+    return context_of(request)
 
 
 Service = Annotated[Context, Depends(_context)]

@@ -6,12 +6,15 @@ A body has exactly one Content-Length and no Transfer-Encoding. How a connection
 
 from __future__ import annotations
 
+import re
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from l3store.errors import L3Error, LengthRequiredError, RefusedError, TooLargeError
 from l3store.service.limits import Limits
 from l3store.service.problems import problem_response
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WITH_BODY = {"PUT", "POST", "PATCH"}
 
 
@@ -38,7 +41,7 @@ class Framing:
 
 
 def _check_path(scope: Scope) -> None:
-    if any(ord(c) < 0x20 or ord(c) == 0x7F for c in scope["path"]):
+    if _CONTROL.search(scope["path"]):
         # A route's pattern would take a line feed at the end for nothing.
         raise RefusedError("the path has control characters")
 

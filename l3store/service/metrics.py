@@ -22,10 +22,10 @@ class Metrics:
     def __init__(self, store: Store) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_StoreCollector(store))
-        self.requests = Counter(
+        self._requests = Counter(
             "l3store_requests", "Requests answered", ["method", "route", "status"], registry=self._registry
         )
-        self.seconds = Histogram(
+        self._seconds = Histogram(
             "l3store_request_seconds",
             "From the headers of a request to the last byte of its answer",
             ["method", "route"],
@@ -34,6 +34,19 @@ class Metrics:
         )
         self.received = Counter("l3store_received_bytes", "Object bytes received", registry=self._registry)
         self.sent = Counter("l3store_sent_bytes", "Object bytes sent", registry=self._registry)
+
+        # Looking a child up by its labels costs more than counting.
+        self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answer."""
+        key = (method, route, status)
+        known = self._counters.get(key)
+        if known is None:
+            known = self._requests.labels(method, route, str(status)), self._seconds.labels(method, route)
+            self._counters[key] = known
+        known[0].inc()
+        known[1].observe(seconds)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -74,7 +87,6 @@ class Measured:
                 status = message["status"]
             await send(message)
 
-        timer = self._metrics.seconds
         began = time.monotonic()
         try:
             await self._app(scope, receive, noting)
@@ -84,5 +96,4 @@ class Measured:
             raise
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.requests.labels(scope["method"], route, str(status)).inc()
-            timer.labels(scope["method"], route).observe(time.monotonic() - began)
+            self._metrics.answered(scope["method"], route, status, time.monotonic() - began)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from l3store.errors import RefusedError, UnsatisfiableError
 from l3store.layout import Span
 
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _RANGE = re.compile(r"bytes=[ \t]*(?:([0-9]{1,64})-([0-9]{0,64})|-([0-9]{1,64}))[ \t]*", re.IGNORECASE)
 
 
@@ -38,6 +40,16 @@ def wanted_span(*, size: int, header: str | None, offset: int | None, length: in
     if first >= size:
         raise _unsatisfiable(f"bytes from {first}", size)
     return Span(first, min(last, size - 1) - first + 1)
+
+
+def query_span(query: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """``offset`` and ``length`` of a query, None where not given. Raises `RefusedError` for other than digits."""
+    values = [query.get(name) for name in ("offset", "length")]
+    for value in values:
+        if value is not None and not _DIGITS.fullmatch(value):
+            raise RefusedError(f"offset and length are whole numbers of bytes, not {value[:40]!r}")
+    offset, length = (None if value is None else int(value) for value in values)
+    return offset, length
 
 
 def _strict(size: int, offset: int, length: int | None) -> Span:

@@ -5,35 +5,58 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from l3client.demo.service import own_service
+from l3client.transport import L3Client
+from l3store.cli import main
+from l3store.errors import ConnectError
 from tests.client_support import Proxy
 from tests.support import Service
 
 SMALL = ("--tokens", "200", "--generate", "4")
 FULL_PAGES = 3  # of 64 tokens
+HIT = FULL_PAGES * 64
 
 
-def demo(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "l3store", "demo", *SMALL, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+@dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.out)["rows"]
+        return found
 
 
-def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    report: dict[str, Any] = json.loads(done.stdout)
-    found: list[dict[str, Any]] = report["rows"]
-    return found
+Demo = Callable[..., Done]
+
+
+@pytest.fixture
+def demo(capsys: pytest.CaptureFixture[str]) -> Demo:
+    """The command, in this process: importing torch takes longer than what it does."""
+
+    def run(*args: str) -> Done:
+        status = main(["demo", *SMALL, *args])
+        return Done(status, *capsys.readouterr())
+
+    return run
 
 
 def test_it_passes_and_prints_a_table() -> None:
     """With a service of its own, as a newcomer runs it."""
-    done = demo()
+    command = [sys.executable, "-m", "l3store", "demo", *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     table = [line.split() for line in lines[2:-1]]
@@ -43,38 +66,33 @@ def test_it_passes_and_prints_a_table() -> None:
         for who, deployment in (("wrote", "TP4/PP2"), ("read", "TP2/PP1"), ("read", "TP8/PP1"), ("read", "TP1/PP3"))
     ]
     assert all("DIFFER" not in line for line in lines)
-    assert all(str(FULL_PAGES * 64) in line for line in lines[2:-1] if " read " in line)
+    assert all(str(HIT) in line for line in lines[2:-1] if " read " in line)
     assert lines[-1].startswith("Every deployment restored what one had written, byte for byte")
 
 
-def test_json_says_what_was_proven(service: Service) -> None:
+def test_json_says_what_was_proven(service: Service, demo: Demo) -> None:
     """Twice against one service: the second run must not live on what the first wrote."""
     for _ in range(2):
         done = demo("--json", "--url", service.url, "--model", "gqa")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout)["passed"] is True
-        [wrote, *read] = rows(done)
+        assert (done.status, done.err) == (0, "")
+        assert json.loads(done.out)["passed"] is True
+        [wrote, *read] = done.rows
         # 10 layers in 2 stages, 8 heads in groups of 2: 8 objects a page; K and V of 8 heads x 32 floats.
         assert (wrote["role"], wrote["objects"]) == ("wrote", FULL_PAGES * 8)
-        assert wrote["bytes"] == FULL_PAGES * 64 * 10 * 2 * 8 * 32 * 4
-        assert [(r["hit_tokens"], r["kv_equal"], r["tokens_equal"]) for r in read] == [(192, True, True)] * 3
+        assert wrote["bytes"] == HIT * 10 * 2 * 8 * 32 * 4
+        assert [(r["hit_tokens"], r["kv_equal"], r["tokens_equal"]) for r in read] == [(HIT, True, True)] * 3
         assert all(0 <= r["difference"] <= 1e-3 for r in (wrote, *read))
 
 
-def after_the_writer(service: Service, pages: int, damage: Callable[[list[Path]], None]) -> Callable[[int, str], None]:
-    """When the first reader matches, what the writer stored is damaged on the disk."""
+@contextmanager
+def damaged(service: Service, damage: Callable[[list[Path]], None]) -> Iterator[str]:
+    """When the first reader matches, the files that the writer made are damaged."""
     before = set(service.files())
 
     def act(count: int, _head: str) -> None:
         if count == 0:
             damage(sorted(set(service.files()) - before))
 
-    return act
-
-
-@contextmanager
-def damaged(service: Service, damage: Callable[[list[Path]], None]) -> Iterator[str]:
-    act = after_the_writer(service, FULL_PAGES, damage)
     with Proxy(service, counting="POST /v1/pages/match", on_request=act) as proxy:
         yield proxy.url
 
@@ -85,40 +103,31 @@ def flip(path: Path, offset: int = 100) -> None:
     path.write_bytes(data)
 
 
-def check_not_passed(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """It failed, in its own words, and no row that passed for whole has other bytes than were written."""
-    assert done.returncode == 1, done.stdout
-    assert "Traceback" not in done.stderr
-    report = json.loads(done.stdout)
-    assert report["passed"] is False
-    found: list[dict[str, Any]] = report["rows"]
-    # What was restored was right, and what was not was computed: the tokens are those of computing everything.
-    assert all(row["tokens_equal"] for row in found)
-    assert any(row["kv_equal"] is False and row["hit_tokens"] < FULL_PAGES * 64 for row in found)
-    return found
+def check_not_passed(done: Done) -> None:
+    """It failed in its own words, over a smaller hit; what was restored was right, what was not was computed."""
+    assert (done.status, done.err) == (1, "")
+    assert json.loads(done.out)["passed"] is False
+    assert all(row["tokens_equal"] for row in done.rows)
+    assert any(row["kv_equal"] is False and row["hit_tokens"] < HIT for row in done.rows)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda files: flip(files[0]), lambda files: files[0].unlink()], ids=["flip", "lose"]
-)
-def test_one_damaged_object_is_a_smaller_hit_and_a_failed_proof(
-    service: Service, damage: Callable[[list[Path]], None]
-) -> None:
-    with damaged(service, damage) as url:
+def test_one_flipped_byte_is_a_smaller_hit_and_a_failed_proof(service: Service, demo: Demo) -> None:
+    with damaged(service, lambda files: flip(files[0])) as url:
         check_not_passed(demo("--json", "--url", url, "--model", "gqa"))
 
 
-def test_everything_lost_is_no_hit_and_a_failed_proof(service: Service) -> None:
+def test_everything_lost_is_no_hit_and_a_failed_proof(service: Service, demo: Demo) -> None:
     def lose(files: list[Path]) -> None:
         for path in files:
             path.unlink()
 
     with damaged(service, lose) as url:
-        found = check_not_passed(demo("--json", "--url", url, "--model", "mla"))
-    assert [row["hit_tokens"] for row in found[1:]] == [0, 0, 0]
+        done = demo("--json", "--url", url, "--model", "mla")
+    check_not_passed(done)
+    assert [row["hit_tokens"] for row in done.rows[1:]] == [0, 0, 0]
 
 
-def test_the_bytes_of_two_pages_exchanged_with_their_sums_fail_the_proof(service: Service) -> None:
+def test_the_bytes_of_two_pages_exchanged_with_their_sums_fail_the_proof(service: Service, demo: Demo) -> None:
     """No sum shows it: the bytes are sound, at another page's place. The comparison of bytes does."""
 
     def exchange(files: list[Path]) -> None:
@@ -130,20 +139,26 @@ def test_the_bytes_of_two_pages_exchanged_with_their_sums_fail_the_proof(service
 
     with damaged(service, exchange) as url:
         done = demo("--json", "--url", url, "--model", "gqa")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert any(row["kv_equal"] is False and row["hit_tokens"] == 192 for row in rows(done))
+    assert (done.status, done.err) == (1, "")
+    assert any(row["kv_equal"] is False and row["hit_tokens"] == HIT for row in done.rows)
 
 
-def test_bytes_damaged_on_the_way_fail_the_proof(service: Service) -> None:
+def test_a_failed_proof_is_said_in_the_table(service: Service, demo: Demo) -> None:
+    """Here one sum is damaged on the way."""
+
     def damage(count: int, data: bytes) -> bytes:
         return data[:-1] + bytes([data[-1] ^ 1]) if count == 1 else data
 
     with Proxy(service, on_answer=damage) as proxy:
-        check_not_passed(demo("--json", "--url", proxy.url, "--model", "gqa"))
+        done = demo("--url", proxy.url, "--model", "mla")
+    assert (done.status, done.err) == (1, "")
+    assert "DIFFER" in done.out
+    assert done.out.splitlines()[-1].startswith("FAILED")
 
 
-def test_a_service_that_goes_away_is_a_failure_in_words(start_service: Callable[..., Service], tmp_path: Path) -> None:
+def test_a_service_that_goes_away_is_a_failure_in_words(
+    start_service: Callable[..., Service], tmp_path: Path, demo: Demo
+) -> None:
     running = start_service(tmp_path / "data")
 
     def kill(count: int, _head: str) -> None:
@@ -153,9 +168,8 @@ def test_a_service_that_goes_away_is_a_failure_in_words(start_service: Callable[
 
     with Proxy(running, counting="POST /v1/pages/write", on_request=kill) as proxy:
         done = demo("--json", "--url", proxy.url, "--model", "mla")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("l3store demo: ")
-    assert "Traceback" not in done.stderr
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("l3store demo: TP4/PP2 stored 0 of 3 pages")
 
 
 @pytest.mark.parametrize(
@@ -164,25 +178,18 @@ def test_a_service_that_goes_away_is_a_failure_in_words(start_service: Callable[
         (("--tokens", "64"), 2, "more than 64 tokens"),
         (("--generate", "0"), 2, "at least 1 to generate"),
         (("--url", "nowhere"), 1, "is not the address of a service"),
-        (("--url", "http://127.0.0.1:1", "--model", "mla"), 1, "cannot connect|refused"),
+        (("--url", "http://127.0.0.1:1", "--model", "mla"), 1, "refused"),
     ],
 )
-def test_what_cannot_be_done_is_said(args: tuple[str, ...], status: int, says: str) -> None:
+def test_what_cannot_be_done_is_said(demo: Demo, args: tuple[str, ...], status: int, says: str) -> None:
     done = demo(*args)
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr
-    assert any(words in done.stderr for words in says.split("|")), done.stderr
+    assert (done.status, done.out) == (status, "")
+    assert done.err.startswith("l3store demo: ")
+    assert says in done.err
 
 
 def test_its_own_service_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from l3client.demo.service import own_service
-    from l3client.transport import L3Client
-    from l3store.errors import ConnectError
-
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    import tempfile
-
-    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with own_service() as url, L3Client(url) as client:
         assert client.control.namespaces() == []
         assert len(list(tmp_path.iterdir())) == 1
@@ -192,8 +199,6 @@ def test_its_own_service_ends_with_it(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_service_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    from l3client.demo.service import own_service
-
     monkeypatch.setenv("L3STORE_CAPACITY", "a lot")
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="did not start") as failed, own_service():

@@ -62,7 +62,7 @@ def test_kills_at_any_time_leave_whole_objects_or_none(start_service: Start, con
             with contextlib.suppress(httpx.TransportError):
                 if client.put(pages.key(page, 0, 4), pages.body(page, 0, 4)).status_code == 201:
                     acknowledged.append(page)
-    
+
     writer = threading.Thread(target=write)
     writer.start()
     wait_for(lambda: len(acknowledged) >= 2)
@@ -84,7 +84,9 @@ def test_leftovers_in_tmp_are_swept_at_start(start_service: Start, connect: Conn
     assert start_service(tmp_path / "data").files("tmp") == []
 
 
-def test_a_second_service_on_one_folder_is_refused_with_a_clear_line(start_service: Start, connect: Connect, tmp_path: Path) -> None:
+def test_a_second_service_on_one_folder_is_refused_with_a_clear_line(
+    start_service: Start, connect: Connect, tmp_path: Path
+) -> None:
     service = start_service(tmp_path / "data")
     with pytest.raises(AssertionError, match=r"data is in use by another l3store: stop it, or give --data-dir"):
         launch(tmp_path / "data")
@@ -133,7 +135,9 @@ def test_until_the_index_is_complete_all_but_healthz_is_503_with_retry_after(
     assert f" on {service.url}, data in {service.data_dir}" in service.log
 
 
-def test_a_folder_that_cannot_be_read_is_said_and_stays_503(start_service: Start, connect: Connect, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_said_and_stays_503(
+    start_service: Start, connect: Connect, tmp_path: Path
+) -> None:
     (tmp_path / "data" / "namespaces" / "x.json").mkdir(parents=True)
     client = connect(start_service(tmp_path / "data", ready=False))
     wait_for(lambda: "could not start" in client.http.get("/readyz").json()["detail"])
@@ -169,14 +173,16 @@ def test_a_disk_smaller_than_the_capacity_evicts_then_says_507_and_recovers(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(disk)], check=False, capture_output=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(disk)]
+    mounted = subprocess.run(mount, check=False, capture_output=True)
     if mounted.returncode:
         pytest.skip(f"mounting is not allowed here: {mounted.stderr.decode(errors='replace').strip()}")
     service = None
     try:
         service = start_service(disk / "data", "--capacity", "1Gi")
         client = connect(service)
-        pages = Pages(tiny("org/disk", page_size=1024, layers=4, heads=2, head_group=2, head_dim=128, partition=4), "d", 16)
+        namespace = tiny("org/disk", page_size=1024, layers=4, heads=2, head_group=2, head_dim=128, partition=4)
+        pages = Pages(namespace, "disk", 16)
         client.register(pages.namespace)
         for page in range(16):
             assert client.put(pages.key(page, 0, 4), pages.body(page, 0, 4)).status_code == 201
@@ -191,7 +197,7 @@ def test_a_disk_smaller_than_the_capacity_evicts_then_says_507_and_recovers(
         assert client.http.get("/healthz").status_code == 200
         (disk / "other").unlink()
         assert client.put(pages.key(0, 0, 4), pages.body(0, 0, 4)).status_code == 201
-        finally:
+    finally:
         if service is not None:
             service.stop()
         subprocess.run(["umount", str(disk)], check=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from l3client.connector import Connector
+from l3client.connector import Connector, StagingOptions
 from l3client.demo.decoder import ModelConfig, Weights, random_tokens
 from l3client.demo.deployment import Deployment, Generation, Rank
 from l3client.pools import KVPool, MHAPool, MLAPool
@@ -26,6 +26,9 @@ from l3store.layout import Fields, Geometry, Namespace, Range, SplitGroupError, 
 PAGE_SIZE = 64
 TOLERANCE = 1e-3
 """Of logits with a standard deviation of 3. Cuts that sum in another order differ by 1e-5, one wrong page by 0.1."""
+
+_STAGING = StagingOptions(buffer_bytes=8 << 20, buffers=3)
+"""Of each rank; there are many in one process here, and making what an engine wants takes longer than the proof."""
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -203,9 +206,9 @@ class _Worlds:
         shard = topology.shard(self._namespace, stage=rank.stage, tp_rank=rank.tp_rank)
         pool = _pool(rank)
         try:
-            connector = Connector(self._client, self._namespace, shard, pool)
+            connector = Connector(self._client, self._namespace, shard, pool, staging=_STAGING)
         except SplitGroupError:
-            connector = Connector(self._client, self._namespace, shard, pool, read_only=True)
+            connector = Connector(self._client, self._namespace, shard, pool, staging=_STAGING, read_only=True)
         stack.enter_context(connector)
         connector.attach({"engine": "l3store demo", "tp": topology.tp, "pp": len(topology.stages), "hash": "plain"})
         return connector
@@ -242,7 +245,7 @@ def _kv(deployment: Deployment, layer: int, page_ids: Sequence[int]) -> Tensor:
         if layer in rank.layers:
             rows = [component[layer - rank.layers.start][slots] for component in rank.pool]
             head = 0 if rank.heads is None else rank.heads.start
-            held = torch.stack([r.reshape(len(slots), -1).view(torch.uint8) for r in rows])
+            held = torch.stack([r.flatten(1).view(torch.uint8) for r in rows])
             # Ranks that hold the same rows must hold the same bytes.
             if head in parts and not torch.equal(parts[head], held):
                 return torch.empty(0)

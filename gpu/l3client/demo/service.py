@@ -22,9 +22,11 @@ def own_service() -> Iterator[str]:
     """The address of a service with an empty temporary data folder. Raises RuntimeError where it does not start."""
     with tempfile.TemporaryDirectory(prefix="l3store-demo-") as folder:
         command = [sys.executable, "-m", "l3store", "serve", "--port", "0", "--data-dir", str(Path(folder) / "data")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        log = Path(folder) / "log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
         try:
-            yield _address(process)
+            yield _address(process, log)
         finally:
             process.terminate()
             try:
@@ -36,7 +38,7 @@ def own_service() -> Iterator[str]:
             process.stdout.close()
 
 
-def _address(process: subprocess.Popen[bytes]) -> str:
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """Read the line that `l3store serve` prints when it is ready."""
     assert process.stdout is not None
     printed = b""
@@ -46,6 +48,5 @@ def _address(process: subprocess.Popen[bytes]) -> str:
             printed += os.read(process.stdout.fileno(), 4096)
             if match := re.search(rb"on (http://\S+?),? ", printed):
                 return match[1].decode()
-    raise RuntimeError(
-        f"l3store serve did not start (exit status {process.poll()}): {printed.decode(errors='replace')}"
-    )
+    said = (printed + log.read_bytes()).decode(errors="replace").strip()
+    raise RuntimeError(f"l3store serve did not start (exit status {process.poll()}): {said[-2000:]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from l3store.service.routes import namespaces, objects, pages, status
 
-ROUTERS = (status.router, namespaces.router, objects.router, pages.router)
+# The byte path first: routes are tried in order.
+ROUTERS = (objects.router, pages.router, namespaces.router, status.router)
 
 __all__ = ["ROUTERS"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from l3store.backend import Sums
 from l3store.errors import (
@@ -20,8 +20,8 @@ from l3store.errors import (
 )
 from l3store.layout import Coordinate, Key, Span, parse_key
 from l3store.layout.sums import Buffer, content_tag, decode_sums, encode_sums
-from l3store.service.context import Context, Service
-from l3store.service.ranges import wanted_span
+from l3store.service.context import Context, Service, context_of
+from l3store.service.ranges import query_span, wanted_span
 from l3store.service.receiving import verified
 from l3store.service.responses import MEDIA_TYPE, BytesResponse
 from l3store.service.shapes import ObjectStatus, Suspected
@@ -30,30 +30,48 @@ from l3store.service.wire import BodyReader
 router = APIRouter(prefix="/v1/objects", tags=["objects"])
 
 _BINARY: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+
+
+def _parameter(where: str, name: str, description: str, kind: str = "string") -> dict[str, Any]:
+    """A parameter as OpenAPI describes it."""
+    required = where == "path"
+    return {"in": where, "name": name, "required": required, "description": description, "schema": {"type": kind}}
+
+
+_KEY = _parameter("path", "key", "`{page_hash}_{digest}_L{a}-{b}`, and `_H{group}` where there are head groups")
 _SUMS_HEADER = "base64 of xxh3-64 of every cell, 8 bytes little-endian each"
+
+
+# The routes of the byte path take the request as it is: resolving parameters costs more than what they do.
 
 
 @router.put(
     "/{key:path}",
     status_code=201,
-    responses={200: {"model": ObjectStatus, "description": "already there, nothing stored"}},
-    openapi_extra={"requestBody": {"required": True, **_BINARY}},
+    response_class=Response,
+    responses={
+        200: {"model": ObjectStatus, "description": "already there, nothing stored"},
+        201: {"model": ObjectStatus, "description": "created"},
+    },
+    openapi_extra={
+        "parameters": [
+            _KEY,
+            _parameter("header", "L3-Sums", _SUMS_HEADER),
+            _parameter("header", "If-None-Match", "`*`: 412 where it is already there"),
+        ],
+        "requestBody": {"required": True, **_BINARY},
+    },
 )
-async def put_object(
-    key: str,
-    request: Request,
-    response: Response,
-    service: Service,
-    l3_sums: Annotated[str | None, Header(description=_SUMS_HEADER)] = None,
-    if_none_match: Annotated[str | None, Header(description="`*`: 412 where it is already there")] = None,
-) -> ObjectStatus:
+async def put_object(request: Request) -> Response:
     """Store the bytes that a key names. The first writer wins; nothing is ever overwritten."""
-    name = parse_key(key)
+    service = context_of(request)
+    name = parse_key(request.path_params["key"])
     cell_bytes, length = _sizes(service, name)
     declared = request.scope["l3store.content_length"]
     if declared != length:
         raise WrongLengthError(f"a body of {declared} bytes, but {name} has {length}", expected=length)
-    sums = None if l3_sums is None else _sums(l3_sums, length // cell_bytes)
+    header = request.headers.get("l3-sums")
+    sums = None if header is None else _sums(header, length // cell_bytes)
     created = False
     if not service.store.has(name):
         with await service.budget.acquire(length):
@@ -64,10 +82,10 @@ async def put_object(
             if isinstance(result, L3Error):
                 raise result
             created = result
-    if not created and if_none_match == "*":
+    if not created and request.headers.get("if-none-match") == "*":
         raise PreconditionError(f"{name} is already stored")
-    response.status_code = 201 if created else 200
-    return ObjectStatus(key=key, status="created" if created else "exists")
+    status = ObjectStatus(key=str(name), status="created" if created else "exists")
+    return Response(status.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
 @router.get(
@@ -78,16 +96,21 @@ async def put_object(
         206: {"description": "a part of it; with L3-Sums where it is whole cells", **_BINARY},
         304: {"description": "If-None-Match has its ETag"},
     },
+    openapi_extra={
+        "parameters": [
+            _KEY,
+            _parameter("query", "offset", "bytes; strict: beyond the end is 416", "integer"),
+            _parameter("query", "length", "bytes; strict: beyond the end, or zero, is 416", "integer"),
+            _parameter("header", "Range", "one byte range, RFC 9110"),
+            _parameter("header", "If-Range", "an ETag: the range of that, else all of it"),
+            _parameter("header", "If-None-Match", "an ETag: 304 where it is that still"),
+        ]
+    },
 )
-async def get_object(
-    key: str,
-    request: Request,
-    service: Service,
-    offset: Annotated[int | None, Query(ge=0, description="strict: beyond the end is 416")] = None,
-    length: Annotated[int | None, Query(ge=0, description="strict: beyond the end, or zero, is 416")] = None,
-) -> Response:
+async def get_object(request: Request) -> Response:
     """The bytes that a key names, or one range of them, however what is stored was cut."""
-    name = parse_key(key)
+    service = context_of(request)
+    name = parse_key(request.path_params["key"])
     cell_bytes, size = _sizes(service, name)
     range_header = request.headers.get("range")
     if "if-none-match" in request.headers or "if-range" in request.headers:
@@ -96,6 +119,7 @@ async def get_object(
             return Response(status_code=304, headers={"ETag": tag})
         if request.headers.get("if-range", tag) != tag:
             range_header = None
+    offset, length = query_span(request.query_params)
     try:
         span = wanted_span(size=size, header=range_header, offset=offset, length=length)
     except UnsatisfiableError:
