@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from l3store.errors import RefusedError, UnsatisfiableError
 from l3store.layout import Span
 
-_DIGITS = re.compile(r"[0-9]{1,19}")
+_DIGITS = re.compile(r"[0-9]{1,100}")
 _RANGE = re.compile(r"bytes=[ \t]*(?:([0-9]{1,64})-([0-9]{0,64})|-([0-9]{1,64}))[ \t]*", re.IGNORECASE)
 
 
