@@ -76,7 +76,8 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: 
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = str(first["loc"][0])
-        raise ConfigError(f"{field} (from {origin.get(field, 'the defaults')}): {first['msg']}") from error
+        what = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{field} (from {origin.get(field, 'the defaults')}): {what}") from error
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

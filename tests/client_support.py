@@ -35,8 +35,11 @@ DTYPES = {
 FILL = 0xA5
 """What every byte of a pool is before anything is restored into it."""
 
-SHORT = Timeouts(connect=0.3, read=0.3, write=0.3, pool=0.3)
-"""For servers that are meant to run into them."""
+SHORT = Timeouts(connect=0.15, read=0.15, write=0.15, pool=0.15)
+"""For what is meant to run into them."""
+
+PATIENT = Timeouts(connect=8, read=8, write=8, pool=8)
+"""For what is not, however busy the machine."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -289,12 +292,20 @@ def hold(connection: socket.socket) -> None:
     poller.poll(20_000)
 
 
+class LastPieceError(Exception):
+    """Raised by `Proxy.on_answer`: pass ``data`` on, then close the connection."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(f"{len(data)} bytes")
+        self.data = data
+
+
 class Proxy:
     """Stands between a client and a service, and may hold up, change or cut what passes.
 
     ``on_request(count, head)`` is called before the count-th request is passed on; ``on_answer(count, data)`` returns
-    what to pass on of a piece of its answer, None to close the connection instead. The count is of requests that begin
-    with ``counting``; others pass untouched.
+    what to pass on of a piece of its answer. The count is of requests that begin with ``counting``; others pass
+    untouched.
     """
 
     def __init__(
@@ -303,7 +314,7 @@ class Proxy:
         *,
         counting: str = "POST /v1/pages/read",
         on_request: Callable[[int, str], None] | None = None,
-        on_answer: Callable[[int, bytes], bytes | None] | None = None,
+        on_answer: Callable[[int, bytes], bytes] | None = None,
     ) -> None:
         self._service = service
         self._counting = counting.encode()
@@ -350,13 +361,15 @@ class Proxy:
         return count
 
     def _back(self, upstream: socket.socket, client: socket.socket, current: list[int | None]) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while piece := upstream.recv(1 << 16):
-                out: bytes | None = piece
                 if self._on_answer is not None and current[0] is not None:
-                    out = self._on_answer(current[0], piece)
-                if out is None:
-                    break
-                client.sendall(out)
+                    piece = self._on_answer(current[0], piece)
+                client.sendall(piece)
+        except LastPieceError as last:
+            with contextlib.suppress(OSError):
+                client.sendall(last.data)
+        except OSError:
+            pass  # either side went away, as they may
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)

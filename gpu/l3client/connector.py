@@ -19,7 +19,7 @@ from torch import Tensor
 from l3client.pools import KVPool
 from l3client.relayout import Placement, pages_to_pool, pool_to_pages
 from l3client.staging import StagingBuffer, StagingPool, StagingTimeoutError
-from l3client.streams import CPUStream, Event, StreamClosedError, open_stream
+from l3client.streams import CPUStream, Event, Stream, StreamClosedError, open_stream
 from l3client.transfer import Transfer
 from l3client.transport import Body, L3Client, Order, Part
 from l3store.errors import CorruptError, L3Error
@@ -29,6 +29,7 @@ _MAX_PAGES = 32_768
 _MAX_WRITE_CELLS = 32_768
 """In one write: their sums and keys make up its manifest, which has a limit."""
 _RESTORE_STEPS = 8
+_CLOSE_SECONDS = 5.0
 _MIN_STEP_BYTES = 2 << 20
 
 
@@ -106,10 +107,14 @@ class Connector:
 
     def close(self) -> None:
         """End all work. Transfers that are not over end with 0 pages."""
+        copies = [copied for stream in (self._packing, self._unpacking) if (copied := _end_of(stream)) is not None]
         # First what a transfer may be waiting for.
         self._staging.close()
         for stream in (self._packing, self._unpacking, self._backups, self._restores):
             stream.close()
+        for copied in copies:
+            # A GPU still reads and writes what we are about to let go of.
+            copied.wait(_CLOSE_SECONDS)
         with self._lock:
             left, self._under_way = self._under_way, set()
         for transfer in left:
@@ -352,6 +357,14 @@ class Connector:
         if times:
             with self._lock:
                 self.failures[kind] += times
+
+
+def _end_of(stream: Stream) -> Event | None:
+    """The end of all that was submitted to a stream so far; None where it is closed."""
+    try:
+        return stream.submit(lambda: None)
+    except StreamClosedError:
+        return None
 
 
 def _placement(plan: ShardPlan, namespace: Namespace, layers: Range) -> Placement:

@@ -79,6 +79,8 @@ class Store:
         # Objects that the index has given up and the backend may still have: a write of one waits for its deletion.
         self._going: dict[Key, asyncio.Future[None]] = {}
         self._departures = 0
+        # For each write under way: its keys, and those of them that began to go meanwhile.
+        self._writes: list[tuple[set[Key], set[Key]]] = []
         self._reserved = 0
         self._not_ready: str | None = "the index is being rebuilt; ask again in a second"
         self._registering = asyncio.Lock()
@@ -224,18 +226,16 @@ class Store:
 
     async def _write(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
         """Store and index."""
-        for new in objects:
-            while new.key in self._going:
-                await asyncio.shield(self._going[new.key])
-        departures = self._departures
-        results = await self.backend.put(objects)
+        # All at once: while one is waited for, another may begin to go.
+        while leaving := next((self._going[new.key] for new in objects if new.key in self._going), None):
+            await asyncio.shield(leaving)
+        with self._watching([new.key for new in objects]) as departed:
+            results = await self.backend.put(objects)
         # From here to the index nothing else may happen: what is not indexed cannot be deleted, nor counted.
         outcomes = list(enumerate(zip(objects, results, strict=True)))
         strays = [new.key for _, (new, result) in outcomes if result is True and not self.index.get(new.key.digest)]
-        raced: list[int] = []
-        if departures != self._departures:
-            # There already, but perhaps just being deleted.
-            raced = [at for at, (new, result) in outcomes if result is False and not self._indexed(new.key)]
+        # Deleted while we wrote: before our file or after it, and perhaps with it.
+        raced = [at for at, (new, result) in outcomes if isinstance(result, bool) and new.key in departed]
         for at, (new, result) in outcomes:
             if at not in raced:
                 results[at] = self._take_in(new.key, result)
@@ -377,11 +377,24 @@ class Store:
         async with self._leaving(keys):
             await self.backend.delete(keys)
 
+    @contextlib.contextmanager
+    def _watching(self, keys: Sequence[Key]) -> Iterator[set[Key]]:
+        """The keys that begin to go while this is open."""
+        departed: set[Key] = set()
+        watch = (set(keys), departed)
+        self._writes.append(watch)
+        try:
+            yield departed
+        finally:
+            self._writes = [other for other in self._writes if other is not watch]
+
     @contextlib.asynccontextmanager
     async def _leaving(self, keys: Sequence[Key]) -> AsyncIterator[None]:
         """Hold writes of these keys back until the backend has done with what it had under them."""
         gone = asyncio.get_running_loop().create_future()
         self._departures += 1
+        for written, departed in self._writes:
+            departed.update(written.intersection(keys))
         self._going.update(dict.fromkeys(keys, gone))
         try:
             yield

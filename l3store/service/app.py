@@ -34,6 +34,8 @@ class App(FastAPI):
             for operations in schema["paths"].values():
                 for operation in operations.values():
                     operation["responses"].pop("422", None)
+                    problem = operation["responses"]["default"]["content"]
+                    problem[problems.MEDIA_TYPE] = problem.pop("application/json")
             for unused in ("HTTPValidationError", "ValidationError"):
                 schema["components"]["schemas"].pop(unused, None)
             self.openapi_schema = schema
@@ -63,7 +65,7 @@ def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable
         lifespan=lifespan,
         generate_unique_id_function=_operation_id,
         redirect_slashes=False,
-        responses={"default": {"model": Problem, "description": "problem", "content": {problems.MEDIA_TYPE: {}}}},
+        responses={"default": {"model": Problem, "description": "problem"}},
     )
     app.state.context = Context(
         store=store,

@@ -234,25 +234,22 @@ def test_a_body_beyond_the_limit_is_too_large_although_it_was_being_sent(l3: L3C
         l3.put(big, body, cell_bytes=size)
 
 
-@pytest.fixture
-def own(start_service: Callable[..., Service], tmp_path: Path) -> Iterator[tuple[Service, L3Client]]:
-    """A service of the test's own, whose files it may damage."""
-    running = start_service(tmp_path / "data")
-    with L3Client(running.url) as client:
-        yield running, client
+def quarantined(service: Service, namespace: Namespace) -> list[Key]:
+    names = [path.name.rpartition(".")[0] for path in service.files("quarantine")]
+    return [key for key in map(parse_key, names) if key.digest == namespace.digest]
 
 
-def flip(service: Service, name: Key, offset: int) -> None:
+def flip(service: Service, name: Key, *offsets: int) -> None:
     [path] = [path for path in service.files() if path.name == str(name)]
     data = bytearray(path.read_bytes())
-    data[offset] ^= 1
+    for offset in offsets:
+        data[offset] ^= 1
     path.write_bytes(data)
 
 
 def test_a_flipped_byte_of_an_object_is_corrupt_reported_quarantined_and_then_a_miss(
-    own: tuple[Service, L3Client],
+    service: Service, l3: L3Client
 ) -> None:
-    service, l3 = own
     namespace = tiny("client/flip")
     truth = Truth(namespace, "flip", 2)
     store(l3, truth, range(2), [(0, 3), (3, 6)])
@@ -264,22 +261,20 @@ def test_a_flipped_byte_of_an_object_is_corrupt_reported_quarantined_and_then_a_
     assert raised.value.members["keys"] == [str(key(truth, 0, 4, 5, 1))]
     room.check(1)
     assert l3.failed_reports == 0
-    assert [path.name.startswith(str(name)) for path in service.files("quarantine")] == [True]
+    assert quarantined(service, namespace) == [name]
     with pytest.raises(MissError) as missed:
         l3.get(name, room.views[0], cell_bytes=namespace.cell_bytes)
     assert type(missed.value) is MissError
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_flipped_bytes_of_pages_end_the_good_ones(own: tuple[Service, L3Client], order: Order) -> None:
-    service, l3 = own
+def test_flipped_bytes_of_pages_end_the_good_ones(service: Service, l3: L3Client, order: Order) -> None:
     namespace = tiny(f"client/flip-{order}")
     truth = Truth(namespace, "flips", 6)
     store(l3, truth, range(6), [(0, 3), (3, 6)])
     damaged = key(truth, 4, 0, 3, 0), key(truth, 2, 3, 6, 1)
     flip(service, damaged[0], 0)
-    flip(service, damaged[1], 0)
-    flip(service, damaged[1], namespace.cell_bytes)
+    flip(service, damaged[1], 0, namespace.cell_bytes)
     shape = namespace.shape()
     room = Room(6, shape.page_bytes)
     part = Part(namespace.digest, namespace.layers, namespace.heads)
@@ -289,26 +284,44 @@ def test_flipped_bytes_of_pages_end_the_good_ones(own: tuple[Service, L3Client],
     assert [room.page(i) for i in range(2)] == [expected(truth, i, Range(0, 6), Range(0, 2)) for i in range(2)]
     # Both were reported: neither is served any more.
     assert l3.failed_reports == 0
-    assert {parse_key(p.name.rpartition(".")[0]) for p in service.files("quarantine")} == set(damaged)
+    assert set(quarantined(service, namespace)) == set(damaged)
     assert l3.control.match(part, truth.hashes) == 2
     assert l3.read_pages(part, truth.hashes, shape, room.views, order=order) == PagesRead(2, 2)
     assert l3.control.missing(part, truth.hashes) == [(2, damaged[1].coordinate), (4, damaged[0].coordinate)]
 
 
-def test_a_damaged_object_of_many_cells_is_reported_once(own: tuple[Service, L3Client]) -> None:
-    service, l3 = own
+def test_a_damaged_object_of_many_cells_is_reported_once(service: Service, l3: L3Client) -> None:
     namespace = tiny("client/once", layers=40, partition=0)
     truth = Truth(namespace, "once", 2)
     store(l3, truth, range(2), [(0, 40)])
     [first, second] = [key(truth, page, 0, 40, 0) for page in range(2)]
-    for layer in range(40):
-        flip(service, first, layer * namespace.cell_bytes)
+    flip(service, first, *range(0, 40 * namespace.cell_bytes, namespace.cell_bytes))
     flip(service, second, 0)
     shape = namespace.shape()
     part = Part(namespace.digest, namespace.layers, namespace.heads)
     got = l3.read_pages(part, truth.hashes, shape, Room(2, shape.page_bytes).views, order=Order.PAGE)
     assert (got.good, len(got.corrupt), l3.failed_reports) == (0, 41, 0)
-    assert {parse_key(p.name.rpartition(".")[0]) for p in service.files("quarantine")} == {first, second}
+    assert set(quarantined(service, namespace)) == {first, second}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_page_lost_while_it_is_being_sent_ends_the_answer_before_it(
+    service: Service, l3: L3Client, order: Order
+) -> None:
+    """The answer is longer than what the service reads before it begins: it breaks off, and is asked for once more."""
+    namespace = tiny(f"client/lost-{order}", page_size=64, head_dim=128)
+    truth = Truth(namespace, "lost", 14)
+    store(l3, truth, range(14), [(0, 3), (3, 6)])
+    lost = key(truth, 12, 3, 6, 1)
+    [path] = [path for path in service.files() if path.name == str(lost)]
+    path.unlink()
+    shape = namespace.shape()
+    room = Room(14, shape.page_bytes)
+    part = Part(namespace.digest, namespace.layers, namespace.heads)
+    assert l3.control.match(part, truth.hashes) == 14
+    assert l3.read_pages(part, truth.hashes, shape, room.views, order=order) == PagesRead(12, 12)
+    assert [room.page(i) for i in range(12)] == [expected(truth, i, Range(0, 6), Range(0, 2)) for i in range(12)]
+    assert l3.control.match(part, truth.hashes) == 12
 
 
 def test_bytes_damaged_on_the_way_are_corrupt_and_the_stored_ones_stay(l3: L3Client, service: Service) -> None:
@@ -377,18 +390,20 @@ def test_wrong_sums_are_refused_by_the_service_and_nothing_is_stored(l3: L3Clien
         l3.get(name, memoryview(bytearray(len(body))), cell_bytes=namespace.cell_bytes)
 
 
-def test_a_restart_between_calls_is_not_noticed(own: tuple[Service, L3Client]) -> None:
-    service, l3 = own
+def test_a_restart_between_calls_is_not_noticed(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    running = start_service(tmp_path / "data")
     namespace = tiny("client/restart")
     truth = Truth(namespace, "restart", 1)
-    store(l3, truth, range(1), [(0, 6)])
     into = bytearray(6 * namespace.cell_bytes)
-    for _ in range(2):
-        l3.get(key(truth, 0, 0, 6, 1), memoryview(into), cell_bytes=namespace.cell_bytes)
-        assert into == truth.object(0, 0, 6, 1)
-        assert l3.control.match(Part(namespace.digest, Range(0, 6), Range(0, 4)), truth.hashes) == 1
-        service.stop()
-        revive(service)
+    with L3Client(running.url) as l3:
+        store(l3, truth, range(1), [(0, 6)])
+        for restarted in (False, True):
+            l3.get(key(truth, 0, 0, 6, 1), memoryview(into), cell_bytes=namespace.cell_bytes)
+            assert into == truth.object(0, 0, 6, 1)
+            assert l3.control.match(Part(namespace.digest, Range(0, 6), Range(0, 4)), truth.hashes) == 1
+            if not restarted:
+                running.stop()
+                revive(running)
 
 
 def test_sixteen_threads_at_once_each_get_their_own_bytes(service: Service) -> None:

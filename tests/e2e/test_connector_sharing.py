@@ -46,8 +46,14 @@ def scattered(count: int, num_pages: int, seed: str) -> list[int]:
     return random.Random(seed).sample(range(num_pages), count)
 
 
-@pytest.mark.parametrize("reader", TOPOLOGIES)
-@pytest.mark.parametrize("model", MODELS)
+# Every model by the cuts that differ most, and every cut of one model.
+CASES = [(model, reader) for model in MODELS for reader in ("TP8, inside a group", "uneven PP3")]
+CASES += [
+    (model, reader) for model in ("gqa bf16", "mla bf16") for reader in TOPOLOGIES if (model, reader) not in CASES
+]
+
+
+@pytest.mark.parametrize(("model", "reader"), CASES)
 def test_every_cut_restores_what_tp4_pp2_wrote(l3: L3Client, model: str, reader: str) -> None:
     namespace = MODELS[model]
     truth = Truth(namespace, "share", PAGES)
@@ -62,7 +68,7 @@ def test_every_cut_restores_what_tp4_pp2_wrote(l3: L3Client, model: str, reader:
         assert not any(worker.connector.failures for worker in workers)
 
 
-@pytest.mark.parametrize("writer", ["TP1", "TP2/PP1", "uneven PP3", "uneven TP2/PP4"])
+@pytest.mark.parametrize("writer", ["TP1", "uneven TP2/PP4"])
 @pytest.mark.parametrize("model", ["gqa bf16", "mla bf16", "no layer grid", "a grid that stages do not meet"])
 def test_tp4_pp2_restores_what_every_cut_wrote(l3: L3Client, model: str, writer: str) -> None:
     namespace = MODELS[model]
@@ -189,7 +195,7 @@ def test_one_page_and_three_hundred(l3: L3Client, pages: int) -> None:
         assert all(worker.holds(truth, ids) for worker in workers)
 
 
-@pytest.mark.parametrize("buffers", [1, 2, 4])
+@pytest.mark.parametrize("buffers", [1, 2])
 @pytest.mark.parametrize("model", ["gqa bf16", "mla bf16"])
 def test_staging_of_one_page_moves_any_number(l3: L3Client, model: str, buffers: int) -> None:
     namespace = MODELS[model]

@@ -23,7 +23,20 @@ class Curl:
     def __call__(self, *args: str | Path) -> tuple[int, bytes, dict[str, str]]:
         """Status, body, headers."""
         body, head = self.folder / "answer", self.folder / "head"
-        command = ["curl", "-sS", "--noproxy", "*", "--max-time", "20", "-o", body, "-D", head, "-w", "%{http_code}"]
+        command: list[str | Path] = [
+            "curl",
+            "-sS",
+            "--noproxy",
+            "*",
+            "--max-time",
+            "20",
+            "-o",
+            body,
+            "-D",
+            head,
+            "-w",
+            "%{http_code}",
+        ]
         done = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         headers = dict(line.lower().split(": ", 1) for line in head.read_text().splitlines() if ": " in line)
@@ -99,12 +112,13 @@ def test_every_bad_input_has_a_clear_error(curl: Curl, tmp_path: Path) -> None:
     curl.problem(416, "768", f"{url}?offset=700&length=100")
     curl.problem(416, "768", f"{url}?offset=0&length=0")
     query = {"namespace": digest, "page_hashes": pages.hashes}
-    for what, words in [
+    bad: list[tuple[dict[str, object], str]] = [
         ({"heads": [1, 2]}, "ask for heads [0, 2)"),
         ({"layers": [0, 7]}, "6 layers"),
         ({"page_hashes": []}, "empty"),
         ({"page_hashes": pages.hashes * 2}, "the same"),
-    ]:
+    ]
+    for what, words in bad:
         curl.problem(400, words, "--json", json.dumps({**query, **what}), f"{curl.url}/v1/pages/read")
 
 

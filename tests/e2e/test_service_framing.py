@@ -245,37 +245,34 @@ def test_over_long_keys_are_400_in_a_document_of_bounded_length(wire: Wire, leng
     assert len(wire.problem(400, "not a key").body) < 1000
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "", "..", "../..", "../../../etc/passwd", "./x", "a/b", "a%2Fb", "..%2f..%2fetc%2fpasswd",
-        "%2e%2e/%2e%2e/x", "{key}%00", "%00", "{key}%0a", "{key}%0d", "{key}%7f", "{key}/", "/{key}",
-        "{key}%20", "%C3%BC", "{key}%E2%80%AE", "{key}?x", "{upper}",
-        "%ff%fe", "%zz", "{key}_H0", "{hash}", "{hash}_{digest}", "{hash}_{digest}_L3-3_H0", "{hash}_{digest}_L3-0_H0",
-        "{hash}_{digest}_L00-3_H0", "{hash}_{digest}_L0-3_H00", "{hash}_{digest}_L0-3_H", "{hash}_{digest}_L0-3",
-        "{hash}_{digest}_L0-3_H2", "{hash}_{digest}_L0-7_H0", "{hash}_{digest}_L0-99999_H0", "{hash}_{digest}_L-1-3_H0",
-        "{hash}_{digest}_L0-3_H0_H0", "{hash}_{digest}_l0-3_H0", "{hash}_ukv2-0000000000000000_L0-3_H0",
-        "{hash}_{digest}_L٠-3_H0",
-    ],
-)  # fmt: skip
+BAD_KEYS = [
+    "", "..", "../..", "../../../etc/passwd", "./x", "a/b", "a%2Fb", "..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/x",
+    "{key}%00", "%00", "{key}%0a", "{key}%0d", "{key}%7f", "{key}/", "/{key}", "{key}%20", "%C3%BC", "{key}%E2%80%AE",
+    "{upper}", "%ff%fe", "%zz", "{key}_H0", "{hash}", "{hash}_{digest}", "{hash}_{digest}_L3-3_H0",
+    "{hash}_{digest}_L3-0_H0", "{hash}_{digest}_L00-3_H0", "{hash}_{digest}_L0-3_H00", "{hash}_{digest}_L0-3_H",
+    "{hash}_{digest}_L0-3", "{hash}_{digest}_L0-3_H2", "{hash}_{digest}_L0-7_H0", "{hash}_{digest}_L0-99999_H0",
+    "{hash}_{digest}_L-1-3_H0", "{hash}_{digest}_L0-3_H0_H0", "{hash}_{digest}_l0-3_H0",
+    "{hash}_ukv2-0000000000000000_L0-3_H0", "{hash}_{digest}_L٠-3_H0",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE", "HEAD"])
-def test_bad_keys_are_refused_and_change_nothing(service: Service, pages: Pages, method: str, key: str) -> None:
+def test_bad_keys_are_refused_and_change_nothing(service: Service, pages: Pages, method: str) -> None:
     good = pages.key(0, 0, 3)
-    digest = pages.namespace.digest
-    path = key.format(key=good, upper=good.upper(), hash=pages.hashes[0], digest=digest)
     before = (service.files(), service.files("quarantine"), service.files("namespaces"))
     outside = sorted(service.data_dir.parent.iterdir())
     body = pages.body(0, 0, 3) if method == "PUT" else b""
-    with Wire(service) as wire:
-        head = f"{method} /v1/objects/{path} HTTP/1.1\r\nHost: l3\r\nContent-Length: {len(body)}\r\n\r\n"
-        wire.send(head.encode() + body)
-        answer = wire.answer(head_only=method == "HEAD")
-        assert answer.status in ({400, 404} if "?" not in key else {201, 404})
-        if method != "HEAD" and answer.status >= 400:
-            assert answer.headers["content-type"] == "application/problem+json"
+    for key in BAD_KEYS:
+        path = key.format(key=good, upper=good.upper(), hash=pages.hashes[0], digest=pages.namespace.digest)
+        with Wire(service) as wire:
+            head = f"{method} /v1/objects/{path} HTTP/1.1\r\nHost: l3\r\nContent-Length: {len(body)}\r\n\r\n"
+            wire.send(head.encode() + body)
+            answer = wire.answer(head_only=method == "HEAD")
+        assert answer.status in {400, 404}, key
+        assert answer.headers["content-type"] == "application/problem+json", key
+        if method != "HEAD":
             check_document(json.loads(answer.body), answer.status)
-    if "?" not in key:
-        assert (service.files(), service.files("quarantine"), service.files("namespaces")) == before
+    assert (service.files(), service.files("quarantine"), service.files("namespaces")) == before
     assert sorted(service.data_dir.parent.iterdir()) == outside
 
 

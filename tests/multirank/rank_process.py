@@ -1,15 +1,12 @@
-"""One rank of a world of eight, as a process: what it stored, and what it and all agreed on when they read.
-
-Its options are one JSON argument, its report is the last line that it prints.
-"""
+"""One rank of a world of eight, as a process: what it stored, and what it and all agreed on when they read."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -87,17 +84,22 @@ class Rank:
         return {"matched": matched, "restored": restored, "hit": hit, "equal": int(equal)}
 
 
-def main(rank: int, port: int, url: str) -> dict[str, object]:
+@dataclass(frozen=True)
+class Report:
+    """The process it was, pages stored, and what it read with one rank late and with one rank's page lost."""
+
+    process: int
+    stored: int
+    late: dict[str, int]
+    lost: dict[str, int]
+
+
+def run(rank: int, port: int, url: str) -> Report:
+    """Be one rank of the world, from its beginning to its end."""
     torch.set_num_threads(1)
     namespace = tiny("multirank", layers=LAYERS, heads=8, head_group=2, partition=6)
     with world(rank, port), L3Client(url) as client:
         this = Rank(client, namespace, rank)
-        return {
-            "stored": this.write(),
-            "TP8": this.read(tp=8, pp=1, delayed=5),
-            "TP2/PP4": this.read(tp=2, pp=4, delayed=0, loses=(2, 6)),
-        }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(**json.loads(sys.argv[1]))))
+        return Report(
+            os.getpid(), this.write(), this.read(tp=8, pp=1, delayed=5), this.read(tp=2, pp=4, delayed=0, loses=(2, 6))
+        )

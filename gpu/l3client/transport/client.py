@@ -17,7 +17,7 @@ from l3client.transport.control import Control, Part
 from l3client.transport.pool import ConnectionPool
 from l3client.transport.scatter import Scatter
 from l3client.transport.timeouts import Timeouts
-from l3store.errors import CorruptError, L3Error, ProtocolError, TransportError
+from l3store.errors import ConnectError, CorruptError, L3Error, ProtocolError, TransportError
 from l3store.layout import Coordinate, Key, Namespace, PageShape, Range
 from l3store.layout.sums import SUM_BYTES, decode_sums, encode_sums, sum_cells, unpack_sums
 
@@ -148,7 +148,8 @@ class L3Client:
 
         The views are filled in page order whatever the order of the wire. Every cell is verified against its sum; what
         fails is reported to the service, and ends the good pages before it. What a view holds beyond the good pages is
-        anything.
+        anything. An answer that breaks off is asked for once more: a page got lost while it was being sent, and the
+        service, which cannot say so in the middle of a body, knows it by then.
         """
         views = [view.cast("B") for view in into]
         if [len(view) for view in views] != [shape.page_bytes] * len(page_hashes):
@@ -157,10 +158,14 @@ class L3Client:
             return PagesRead(0, 0)
         body = json.dumps({**part.body(page_hashes), "order": order, "sums": True}).encode()
 
+        begun = False
+
         def exchange(connection: Connection) -> tuple[int, list[int], Sequence[int]]:
+            nonlocal begun
             head = connection.request(
                 "POST", "/v1/pages/read", {"Content-Type": "application/json"}, [memoryview(body)]
             )
+            begun = True
             pages = _page_count(head.headers.get("l3-pages"), len(page_hashes))
             cells = pages * shape.groups * shape.layers
             if head.length != cells * (shape.cell_bytes + SUM_BYTES):
@@ -169,7 +174,12 @@ class L3Client:
             connection.receive(scatter)
             return pages, scatter.sums, unpack_sums(connection.read(cells * SUM_BYTES))
 
-        pages, got, expected = self._pool.run(exchange)
+        try:
+            pages, got, expected = self._pool.run(exchange)
+        except ConnectError:
+            if not begun:
+                raise
+            pages, got, expected = self._pool.run(exchange)
         if tuple(got) == tuple(expected):
             return PagesRead(pages, pages)
         names = _cell_order(pages, shape, order)

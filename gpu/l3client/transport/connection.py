@@ -206,6 +206,8 @@ class Connection:
         return from_problem(head.status, problem if isinstance(problem, dict) else {})
 
     def _readable(self) -> bool:
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(0))
