@@ -16,6 +16,7 @@ from l3store.backend import Ack
 
 ENV_PREFIX = "L3STORE_"
 DEFAULT_PORT = 9460
+MAX_DEFAULT_RAM = 2 << 30
 
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -34,7 +35,8 @@ def parse_size(text: str | int) -> int:
     return int(Decimal(match[1]) * base ** _POWERS[(match[2] or "").lower()])
 
 
-Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(ge=1)]
+Amount = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(ge=0)]
+Size = Annotated[Amount, Field(ge=1)]
 
 
 def default_data_dir() -> Path:
@@ -55,7 +57,16 @@ class Settings(BaseModel):
     capacity: Size | None = Field(
         None, description="bytes of files to keep, as 200G, 1Gi or a number; default 80% of what the disk has for us"
     )
-    ack: Ack = Field(Ack.FILE, description="acknowledge a write once its file is complete, or once it is on the disk")
+    ram: Size | None = Field(
+        None, description="bytes of memory for bodies and hot cells; default a quarter of the machine's, 2Gi at most"
+    )
+    hot: Amount | None = Field(
+        None, description="bytes of that for cells which may be asked for again; default what bodies leave free"
+    )
+    ack: Ack = Field(
+        Ack.FILE,
+        description="answer a write from memory (ram), once its file is complete, or once it is on the disk (fsync)",
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="what to log")
 
 
@@ -78,6 +89,11 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: 
         field = str(first["loc"][0])
         what = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{field} (from {origin.get(field, 'the defaults')}): {what}") from error
+
+
+def default_ram() -> int:
+    """A quarter of the machine's memory, `MAX_DEFAULT_RAM` at most."""
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4, MAX_DEFAULT_RAM)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

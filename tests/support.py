@@ -74,7 +74,9 @@ def launch(data_dir: Path, *args: str, ready: bool = True, env: dict[str, str] |
     """Start a service on a free port. With ``ready`` it has its index when this returns."""
     port = free_port()
     output = data_dir.with_name(f"{data_dir.name}.{port}.out")
-    command = [sys.executable, "-m", "l3store", "serve", "--port", str(port), "--data-dir", str(data_dir), *args]
+    # Nothing is kept in memory where a test does not ask for it: what happens to files would not be seen.
+    place = ["--port", str(port), "--data-dir", str(data_dir), "--hot", "0"]
+    command = [sys.executable, "-m", "l3store", "serve", *place, *args]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("L3STORE_")}
     with output.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**inherited, **(env or {})})

@@ -18,7 +18,7 @@ _GRAIN = 4096
 _STEPS = 8
 
 
-class Buffer:
+class PooledBuffer:
     """``view`` is memory of the size that was asked. It goes back to the pool when its last holder has released it."""
 
     __slots__ = ("_holders", "_memory", "_pool", "view")
@@ -73,13 +73,17 @@ class BufferPool:
         """Bytes in buffers that somebody holds."""
         return self._allocated - self._free_bytes
 
-    async def acquire(self, size: int) -> Buffer:
+    async def acquire(self, size: int) -> PooledBuffer:
         """A buffer with whatever bytes it last held. Raises `RetryError` where none comes free in time."""
         slab = _slab(size)
         if slab > self.total:
             raise RetryError(f"{size} bytes at once; the service holds {self.total} in memory at most")
         memory = None if self._waiting else self._try(slab)
-        return Buffer(self, memory or await self._wait(slab), size)
+        return PooledBuffer(self, memory or await self._wait(slab), size)
+
+    def reconsider(self) -> None:
+        """Something that was kept may be reclaimed now: look again on behalf of those who wait."""
+        self._serve()
 
     def _try(self, slab: int) -> bytearray | None:
         free = self._free.get(slab)
@@ -87,14 +91,14 @@ class BufferPool:
             self._free_bytes -= slab
             return free.pop()
         self._drop_free(self._allocated + slab - self.total)
-        if self._allocated + slab > self.total and self.reclaim(self._allocated + slab - self.total):
-            free = self._free.get(slab)
-            if free:
+        while (excess := self._allocated + slab - self.total) > 0:
+            # What is reclaimed comes back as free memory, perhaps of this very size, perhaps shared and not yet free.
+            if not self.reclaim(excess):
+                return None
+            if free := self._free.get(slab):
                 self._free_bytes -= slab
                 return free.pop()
-            self._drop_free(self._allocated + slab - self.total)
-        if self._allocated + slab > self.total:
-            return None
+            self._drop_free(excess)
         self._allocated += slab
         return bytearray(slab)
 
@@ -111,7 +115,7 @@ class BufferPool:
                 del self._free[slab]
 
     async def _wait(self, slab: int) -> bytearray:
-        granted = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
         self._waiting.append((slab, granted))
         try:
             async with asyncio.timeout(self._timeout):

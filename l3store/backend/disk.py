@@ -20,14 +20,13 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiofiles
 
 from l3store.backend import file
-from l3store.backend.protocol import CellRun, NewObject, Sums
+from l3store.backend.protocol import Ack, CellRun, NewObject, Sums
 from l3store.errors import MissError, StorageFullError
 from l3store.layout import InvalidKeyError, Key, parse_key
 
@@ -35,13 +34,6 @@ _T = TypeVar("_T")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _log = logging.getLogger("l3store.backend")
-
-
-class Ack(StrEnum):
-    """When a write is acknowledged: once the file is complete, or once it would survive a power loss."""
-
-    FILE = "file"
-    FSYNC = "fsync"
 
 
 class DiskBackend:
@@ -126,7 +118,13 @@ class DiskBackend:
         return self._objects / key.page_hash[:2] / key.page_hash[2:4] / str(key)
 
     async def _run(self, call: Callable[..., _T], *args: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # The thread works in the caller's memory, which must not be used for anything else before it is done.
+            await asyncio.wait([running])
+            raise
 
     def _sweep(self) -> None:
         for leftover in os.scandir(self._tmp):

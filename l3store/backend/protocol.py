@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
+from l3store.backend.buffers import PooledBuffer
 from l3store.layout import Coordinate, Key
 from l3store.layout.sums import Buffer
+
+
+class Ack(StrEnum):
+    """When a write is acknowledged: in memory, once its file is complete, or once it would survive a power loss."""
+
+    RAM = "ram"
+    FILE = "file"
+    FSYNC = "fsync"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +50,12 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class NewObject:
-    """An object to store: whole cells and their sums."""
+    """An object to store: whole cells and their sums. ``held`` is the reusable memory that they lie in, if any."""
 
     key: Key
     body: Buffer
     sums: Sums
+    held: PooledBuffer | None = None
 
 
 class Backend(Protocol):

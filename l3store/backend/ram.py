@@ -1,8 +1,8 @@
-"""Memory in front of another backend: what was written or read last is read from here, and writes can be answered here.
+"""Memory in front of a backend: what was written or read last is read from here, and writes can be answered here.
 
-An object is kept in the buffer that it was received into, or read into; nothing is copied to keep it. Writes go on to
-the backend behind in the order in which they came. With `behind`, they are answered before that: then as much as half
-of the memory may be waiting to be written, and further writes wait with it.
+An object is kept in the buffer that it was received into, or read into; nothing is copied to keep it. With `Ack.RAM` a
+write is answered from here, and goes on to the backend behind, in the order in which they came; as much as half of the
+memory may wait for that, and further writes wait with it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from l3store.backend.buffers import Buffer, BufferPool
-from l3store.backend.protocol import Backend, Cells, CellRun, NewObject, Sums
+from l3store.backend.buffers import BufferPool, PooledBuffer
+from l3store.backend.protocol import Ack, Backend, CellRun, NewObject, Sums
 from l3store.errors import RetryError
 from l3store.layout import Key
 from l3store.layout.sums import SUM_BYTES
@@ -25,175 +25,221 @@ _WAIT_SECONDS = 10.0
 _log = logging.getLogger("l3store.backend")
 
 
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Cells in memory, a view for each run that was asked, and their sums. They stay as they are until `release`."""
+
+    views: list[memoryview]
+    sums: Sums
+    buffers: list[PooledBuffer]
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        return sum(map(len, self.views))
+
+    def release(self) -> None:
+        """Give the memory back; once."""
+        for buffer in self.buffers:
+            buffer.release()
+
+
 class _Resident:
-    """An object in memory. ``unwritten`` until the backend behind has it."""
+    """An object in memory. ``unwritten`` until the backend has it."""
 
-    __slots__ = ("buffer", "sums", "unwritten")
+    __slots__ = ("buffer", "sums", "unwritten", "view")
 
-    def __init__(self, buffer: Buffer, sums: Sums, *, unwritten: bool) -> None:
-        self.buffer = buffer
+    def __init__(self, view: memoryview, buffer: PooledBuffer, sums: Sums, *, unwritten: bool) -> None:
+        self.view = view
+        self.buffer = buffer.retain()
         self.sums = sums
         self.unwritten = unwritten
 
+    def sums_of(self, run: CellRun) -> Sums:
+        start = run.first * SUM_BYTES
+        return Sums(self.sums.packed[start : start + run.count * SUM_BYTES], self.sums.by_writer)
+
+    def view_of(self, run: CellRun) -> memoryview:
+        start = run.first * run.cell_bytes
+        return self.view[start : start + run.length]
+
 
 class RamTier:
-    """See the module. ``on_lost`` is told of an object that was answered and then could not be written."""
+    """See the module. ``on_lost`` is told of an object that was answered and then could not be written.
 
-    def __init__(self, lower: Backend, pool: BufferPool, *, behind: bool) -> None:
-        self._lower = lower
-        self._pool = pool
-        self._behind = behind
-        self._residents: OrderedDict[Key, _Resident] = OrderedDict()
-        self._queue: OrderedDict[Key, NewObject] = OrderedDict()
-        self._unwritten_bytes = 0
-        self._writing: asyncio.Task[None] | None = None
-        self._in_hand: set[Key] = set()
-        self._progress = asyncio.Condition()
+    ``hot_bytes`` bounds what is kept only because it may be asked for again; None leaves that to the pool.
+    """
+
+    def __init__(self, backend: Backend, pool: BufferPool, *, ack: Ack, hot_bytes: int | None = None) -> None:
+        self.pool = pool
         self.on_lost: Callable[[Key, Exception], None] = lambda key, error: None
         self.hit_bytes = 0
         self.missed_bytes = 0
+        self._backend = backend
+        self._behind = ack is Ack.RAM
+        self._hot_bytes = pool.total if hot_bytes is None else hot_bytes
+        self._residents: OrderedDict[Key, _Resident] = OrderedDict()
+        self._queue: OrderedDict[Key, NewObject] = OrderedDict()
+        self._in_hand: set[Key] = set()
+        self._writing: asyncio.Task[None] | None = None
+        self._progress = asyncio.Condition()
+        self._deletions = 0
+        self.resident_bytes = 0
+        self.unwritten_bytes = 0
         pool.reclaim = self._reclaim
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of objects in memory."""
-        return sum(len(resident.buffer.view) for resident in self._residents.values())
-
-    @property
-    def unwritten_bytes(self) -> int:
-        """Bytes that were answered and are not written yet."""
-        return self._unwritten_bytes
-
-    async def load_namespaces(self) -> dict[str, dict[str, Any]]:
-        return await self._lower.load_namespaces()
-
-    async def save_namespace(self, digest: str, registration: Mapping[str, Any]) -> None:
-        await self._lower.save_namespace(digest, registration)
-
-    async def drop_namespace(self, digest: str) -> None:
-        await self._lower.drop_namespace(digest)
-
-    def scan(self) -> AsyncIterator[list[Key]]:
-        return self._lower.scan()
-
     async def put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
-        if not self._behind:
-            results = await self._lower.put(objects)
+        """Store objects; see `Backend.put`. Raises `RetryError` where too much waits to be written."""
+        if not self._behind or any(new.held is None for new in objects):
+            results = await self._backend.put(objects)
             for new, result in zip(objects, results, strict=True):
                 if result is True:
-                    self._keep(new, unwritten=False)
+                    self._keep_new(new, unwritten=False)
             return results
-        size = sum(len(new.buffer.view) for new in objects)
-        await self._wait_for_room(size)
-        results = []
+        await self._wait_for_room(sum(len(memoryview(new.body)) for new in objects))
+        answers: list[bool | Exception] = []
         for new in objects:
-            results.append(new.key not in self._queue and new.key not in self._residents)
-            if results[-1]:
-                self._keep(new, unwritten=True)
-                self._queue[new.key] = new
-                new.buffer.retain()
-                self._unwritten_bytes += len(new.buffer.view)
+            answers.append(new.key not in self._queue and new.key not in self._residents)
+            if answers[-1]:
+                self._enqueue(new)
+                self._keep_new(new, unwritten=True)
         if self._writing is None and self._queue:
             self._writing = asyncio.create_task(self._write_behind())
-        return results
+        return answers
 
     async def read(self, runs: Sequence[CellRun]) -> Cells:
+        """The cells of runs, in their order; see `Backend.read` for what is raised."""
         residents = [self._residents.get(run.key) for run in runs]
-        absent = [run for run, resident in zip(runs, residents, strict=True) if resident is None]
-        for run, resident in zip(runs, residents, strict=True):
-            if resident is not None:
-                # Held before anything else runs: who is evicted while we read the others stays whole for us.
-                resident.buffer.retain()
-                self._residents.move_to_end(run.key)
-                self.hit_bytes += run.length
+        views: list[memoryview] = []
+        sums: list[Sums] = []
+        # Held before anything else happens: what is evicted while we wait for the backend stays whole for us.
+        buffers = [resident.buffer.retain() for resident in residents if resident is not None]
         try:
-            below = await self._lower.read(absent) if absent else None
-        except BaseException:
-            for resident in residents:
+            absent = [run for run, resident in zip(runs, residents, strict=True) if resident is None]
+            below = iter(await self._read_below(absent, buffers) if absent else ())
+            for run, resident in zip(runs, residents, strict=True):
                 if resident is not None:
-                    resident.buffer.release()
+                    views.append(resident.view_of(run))
+                    sums.append(resident.sums_of(run))
+                    self.hit_bytes += run.length
+                    if run.key in self._residents:
+                        self._residents.move_to_end(run.key)
+                else:
+                    view, own = next(below)
+                    views.append(view)
+                    sums.append(own)
+        except BaseException:
+            for buffer in buffers:
+                buffer.release()
             raise
-        if below is not None:
-            self.missed_bytes += below.length
-            if len(runs) == 1:
-                self._keep_read(runs[0], below)
-                return below
-        return _merge(runs, residents, below)
+        return Cells(views, _joined(sums), buffers)
 
     async def read_sums(self, runs: Sequence[CellRun]) -> Sums:
-        residents = [self._residents.get(run.key) for run in runs]
-        if None not in residents:
-            return _joined([_sums_of(run, resident) for run, resident in zip(runs, residents, strict=True) if resident])
+        """The sums that `read` would give, without the cells."""
         parts = []
-        for run, resident in zip(runs, residents, strict=True):
-            parts.append(_sums_of(run, resident) if resident else await self._lower.read_sums([run]))
+        for run in runs:
+            resident = self._residents.get(run.key)
+            parts.append(resident.sums_of(run) if resident is not None else await self._backend.read_sums([run]))
         return _joined(parts)
 
     async def delete(self, keys: Sequence[Key]) -> int:
-        absent = 0
-        for key in keys:
-            if key in self._queue and key not in self._in_hand:
-                self._unqueue(key)
-                absent += 1
-            self.forget(key)
-        while self._in_hand & set(keys):
+        """Delete objects; how many were there."""
+        self._deletions += 1
+        wanted = set(keys)
+        while self._in_hand & wanted:
             async with self._progress:
                 await self._progress.wait()
-        return absent + await self._lower.delete(keys)
+        unwritten = [key for key in keys if key in self._queue]
+        for key in unwritten:
+            self._dequeue(key)
+        for key in keys:
+            self.forget(key)
+        return len(unwritten) + await self._backend.delete([key for key in keys if key not in unwritten])
 
     async def quarantine(self, key: Key) -> None:
+        """Set an object aside."""
+        self._deletions += 1
         self.forget(key)
-        await self._lower.quarantine(key)
+        await self._backend.quarantine(key)
 
     def forget(self, key: Key) -> None:
-        """Drop the copy in memory."""
-        resident = self._residents.pop(key, None)
-        if resident is not None:
-            resident.buffer.release()
-
-    async def free_bytes(self) -> int:
-        return await self._lower.free_bytes()
-
-    async def probe(self) -> None:
-        await self._lower.probe()
-
-    async def flush(self) -> None:
-        """Wait until everything that was answered is written."""
-        while self._writing is not None:
-            await asyncio.wait([self._writing])
+        """Drop the copy in memory, unless it is the only one."""
+        if key not in self._queue and (resident := self._residents.pop(key, None)) is not None:
+            self._dismiss(resident)
 
     async def close(self) -> None:
-        await self.flush()
+        """Write everything that was answered, then close the backend."""
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
         for key in list(self._residents):
             self.forget(key)
-        await self._lower.close()
+        await self._backend.close()
 
-    def _keep(self, new: NewObject, *, unwritten: bool) -> None:
-        self.forget(new.key)
-        self._residents[new.key] = _Resident(new.buffer.retain(), new.sums, unwritten=unwritten)
+    async def _read_below(self, runs: Sequence[CellRun], buffers: list[PooledBuffer]) -> list[tuple[memoryview, Sums]]:
+        """Read from the backend into one buffer, and keep what was read whole."""
+        length = sum(run.length for run in runs)
+        buffer = await self.pool.acquire(length)
+        buffers.append(buffer)
+        deletions = self._deletions
+        sums = await self._backend.read(runs, buffer.view)
+        self.missed_bytes += length
+        parts = []
+        at = sum_at = 0
+        for run in runs:
+            size = run.count * SUM_BYTES
+            view = buffer.view[at : at + run.length]
+            own = Sums(sums.packed[sum_at : sum_at + size], sums.by_writer)
+            parts.append((view, own))
+            # What was deleted meanwhile must not come back from here.
+            if run.count == run.stored_cells and deletions == self._deletions:
+                self._keep(run.key, _Resident(view, buffer, own, unwritten=False))
+            at += run.length
+            sum_at += size
+        return parts
 
-    def _keep_read(self, run: CellRun, cells: Cells) -> None:
-        """Keep an object that was read whole."""
-        if run.count == run.stored_cells and len(cells.buffers) == 1 and run.key not in self._residents:
-            self._residents[run.key] = _Resident(cells.buffers[0].retain(), cells.sums, unwritten=False)
+    def _keep_new(self, new: NewObject, *, unwritten: bool) -> None:
+        if new.held is not None:
+            self._keep(new.key, _Resident(memoryview(new.body), new.held, new.sums, unwritten=unwritten))
+
+    def _keep(self, key: Key, resident: _Resident) -> None:
+        self.forget(key)
+        if key in self._residents:
+            resident.buffer.release()
+            return
+        self._residents[key] = resident
+        self.resident_bytes += len(resident.view)
+        self._trim()
+
+    def _trim(self) -> None:
+        excess = self.resident_bytes - self.unwritten_bytes - self._hot_bytes
+        if excess > 0:
+            self._reclaim(excess)
+
+    def _dismiss(self, resident: _Resident) -> None:
+        self.resident_bytes -= len(resident.view)
+        resident.buffer.release()
 
     def _reclaim(self, wanted: int) -> int:
-        """Drop what was used longest ago and is written."""
+        """Drop what was used longest ago and is written; how many bytes."""
         freed = 0
-        for key in list(self._residents):
+        victims = []
+        for key, resident in self._residents.items():
             if freed >= wanted:
                 break
-            resident = self._residents[key]
             if not resident.unwritten:
-                freed += len(resident.buffer.view)
-                self.forget(key)
+                victims.append(key)
+                freed += len(resident.view)
+        for key in victims:
+            self.forget(key)
         return freed
 
     async def _wait_for_room(self, size: int) -> None:
-        limit = self._pool.total // 2
+        limit = self.pool.total // 2
+        if not self._queue or self.unwritten_bytes + size <= limit:
+            return
         try:
             async with asyncio.timeout(_WAIT_SECONDS), self._progress:
-                await self._progress.wait_for(lambda: not self._queue or self._unwritten_bytes + size <= limit)
+                await self._progress.wait_for(lambda: not self._queue or self.unwritten_bytes + size <= limit)
         except TimeoutError as error:
             raise RetryError("too much waits to be written; try again in a second") from error
 
@@ -209,60 +255,43 @@ class RamTier:
         size = 0
         for new in self._queue.values():
             batch.append(new)
-            size += len(new.buffer.view)
+            size += len(memoryview(new.body))
             if size >= _BATCH_BYTES:
                 break
         self._in_hand = {new.key for new in batch}
+        results: Sequence[bool | Exception]
         try:
-            results = await self._lower.put(batch)
-        except Exception as error:  # noqa: BLE001 - the objects are lost, and whoever counts is told
+            results = await self._backend.put(batch)
+        except Exception as error:  # noqa: BLE001 - what it was is told to whoever counts, for each object
             results = [error] * len(batch)
         self._in_hand = set()
         for new, result in zip(batch, results, strict=True):
-            self._unqueue(new.key)
+            self._dequeue(new.key)
             if isinstance(result, Exception):
-                _log.error("could not write %s, which was answered: %s", new.key, result)
+                _log.error("%s was answered and could not be written: %s", new.key, result)
                 self.forget(new.key)
                 self.on_lost(new.key, result)
+        self.pool.reconsider()
         async with self._progress:
             self._progress.notify_all()
 
-    def _unqueue(self, key: Key) -> None:
+    def _enqueue(self, new: NewObject) -> None:
+        self._queue[new.key] = new
+        self.unwritten_bytes += len(memoryview(new.body))
+        if new.held is not None:
+            new.held.retain()
+
+    def _dequeue(self, key: Key) -> None:
         new = self._queue.pop(key)
-        self._unwritten_bytes -= len(new.buffer.view)
-        new.buffer.release()
-        resident = self._residents.get(key)
-        if resident is not None:
+        self.unwritten_bytes -= len(memoryview(new.body))
+        if new.held is not None:
+            new.held.release()
+        if (resident := self._residents.get(key)) is not None:
             resident.unwritten = False
-
-
-def _sums_of(run: CellRun, resident: _Resident) -> Sums:
-    start = run.first * SUM_BYTES
-    return Sums(resident.sums.packed[start : start + run.count * SUM_BYTES], resident.sums.by_writer)
+            self._trim()
 
 
 def _joined(parts: Sequence[Sums]) -> Sums:
+    if len(parts) == 1:
+        return parts[0]
     return Sums(b"".join(part.packed for part in parts), all(part.by_writer for part in parts))
-
-
-def _merge(runs: Sequence[CellRun], residents: Sequence[_Resident | None], below: Cells | None) -> Cells:
-    """Cells of both tiers in the order of the runs. ``below`` is one stretch of memory for all runs that it has."""
-    views = []
-    sums = []
-    buffers = list(below.buffers) if below is not None else []
-    rest = below.views[0] if below is not None else memoryview(b"")
-    rest_sums = below.sums.packed if below is not None else b""
-    for run, resident in zip(runs, residents, strict=True):
-        if resident is not None:
-            start = run.first * run.cell_bytes
-            views.append(resident.buffer.view[start : start + run.length])
-            sums.append(_sums_of(run, resident))
-            buffers.append(resident.buffer)
-        else:
-            assert below is not None
-            views.append(rest[: run.length])
-            rest = rest[run.length :]
-            size = run.count * SUM_BYTES
-            sums.append(Sums(rest_sums[:size], below.sums.by_writer))
-            rest_sums = rest_sums[size:]
-    return Cells(views, _joined(sums), buffers)

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from l3store import __version__
-from l3store.cli import check, demo, plan, schemas, serve
+from l3store.cli import bench, check, demo, plan, schemas, serve
 from l3store.config import ConfigError
 from l3store.layout import LayoutError
 
-_COMMANDS = (serve, demo, plan, check, schemas)
+_COMMANDS = (serve, demo, bench, plan, check, schemas)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

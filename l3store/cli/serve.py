@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from l3store import __version__
-from l3store.backend import DiskBackend
+from l3store.backend import BufferPool, DiskBackend, RamTier
 from l3store.cli._commands import Commands
-from l3store.config import ENV_PREFIX, Settings, load_settings
+from l3store.config import ENV_PREFIX, Settings, default_ram, load_settings
 from l3store.index import Store
 
 
@@ -51,13 +51,15 @@ def run(args: argparse.Namespace) -> int:
         return 1
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    store = Store(backend, capacity=settings.capacity)
+    pool = BufferPool(settings.ram or default_ram())
+    tier = RamTier(backend, pool, ack=settings.ack, hot_bytes=settings.hot)
+    store = Store(backend, capacity=settings.capacity, tier=tier)
 
     def announce() -> None:
         used = store.index.total.disk_bytes
         print(
             f"l3store {__version__} on {url}, data in {settings.data_dir}: {used / 1e9:.1f} GB of up to "
-            f"{store.capacity / 1e9:.1f} GB, ack {settings.ack}",
+            f"{store.capacity / 1e9:.1f} GB, {pool.total / 1e9:.1f} GB of RAM, ack {settings.ack}",
             flush=True,
         )
 

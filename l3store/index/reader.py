@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
-from l3store.backend import CellRun, Sums
+from l3store.backend import CellRun, Cells, Sums
 from l3store.errors import CorruptError, MissError, RetryError
 from l3store.index.pages import NamespaceIndex
 from l3store.index.reading import Order, object_runs, page_runs
@@ -17,14 +19,6 @@ from l3store.layout.sums import cell_sum, unpack_sums
 
 CHUNK_BYTES = 4 << 20
 """Pages are read, and handed on, in pieces of about this size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive whole cells and their sums."""
-
-    data: memoryview
-    sums: Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +34,46 @@ class PageQuery:
         return len(self.need.layers) * len(self.need.groups) * self.entry.namespace.cell_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PageBytes:
-    """The leading pages that are present: how many, their bytes in all, and the bytes themselves."""
+    """The leading pages that are present: how many, their bytes in all, and the bytes themselves.
 
-    pages: int
-    length: int
-    chunks: AsyncIterator[Chunk]
+    An iterator of pieces; each is valid until the next one is taken, or `close`. One piece is read ahead.
+    """
+
+    def __init__(self, pages: int, length: int, read: Callable[[], Coroutine[Any, Any, Cells | None]]) -> None:
+        self.pages = pages
+        self.length = length
+        self._read = read
+        self._ahead: asyncio.Task[Cells | None] | None = None
+        self._current: Cells | None = None
+
+    async def begin(self) -> None:
+        """Read the first piece. Raises `MissError`."""
+        self._current = await self._read()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Cells:
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            if self._current is not None:
+                self._current.release()
+            self._current = None
+            self._current = await ahead
+        if self._current is None:
+            raise StopAsyncIteration
+        self._ahead = asyncio.create_task(self._read())
+        return self._current
+
+    def close(self) -> None:
+        """Give all memory back; also that of a piece that is still being read."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.release()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.add_done_callback(_discard)
 
 
 class Reader:
@@ -84,8 +111,8 @@ class Reader:
                 for gap in runs.uncovered(wanted.layers, wanted.head_group or 0):
                     yield position, Coordinate(gap.start, gap.end, wanted.head_group)
 
-    async def read_object(self, key: Key, *, verify: bool) -> Chunk:
-        """The bytes that a key names. Raises `MissError` where they are not all stored."""
+    async def read_object(self, key: Key, *, verify: bool) -> Cells:
+        """The bytes that a key names, to be released. Raises `MissError` where they are not all stored."""
         while True:
             runs = self._object_runs(key)
             try:
@@ -98,7 +125,7 @@ class Reader:
         while True:
             runs = self._object_runs(key)
             try:
-                return await self._store.backend.read_sums(runs)
+                return await self._store.tier.read_sums(runs)
             except MissError as error:
                 await self._store.heal(error)
             except OSError as error:
@@ -108,8 +135,10 @@ class Reader:
         """Check the copies that serve a key: True where one was corrupt, and is now quarantined."""
         corrupt = False
         for run in self._object_runs(key):
+            # The copy in memory may be the bad one; what is at rest is asked.
+            self._store.tier.forget(run.key)
             try:
-                await self._read([run], verify=True)
+                (await self._read([run], verify=True)).release()
             except MissError as error:
                 corrupt = corrupt or isinstance(error, CorruptError)
                 await self._store.heal(error)
@@ -129,37 +158,36 @@ class Reader:
             pages = self._store.index.leading(query.entry, query.page_hashes, query.need)
             runs = page_runs(self._store.index, query.entry, query.page_hashes[:pages], query.need, order)
             batches = _batches(runs, CHUNK_BYTES)
+            found = PageBytes(pages, pages * query.page_bytes, functools.partial(self._next, batches, verify=verify))
             try:
-                first = [await self._read(batch, verify=verify) for batch in _take(batches, 1)]
-            except MissError as error:
-                await self._store.heal(error)
+                await found.begin()
+            except MissError:
                 continue
-            return PageBytes(
-                pages=pages, length=pages * query.page_bytes, chunks=self._chunks(first, batches, verify=verify)
-            )
+            return found
 
-    async def _chunks(
-        self, first: Sequence[Chunk], batches: Iterator[list[CellRun]], *, verify: bool
-    ) -> AsyncIterator[Chunk]:
-        for chunk in first:
-            yield chunk
-        for batch in batches:
-            try:
-                yield await self._read(batch, verify=verify)
-            except MissError as error:
-                await self._store.heal(error)
-                raise
-
-    async def _read(self, runs: Sequence[CellRun], *, verify: bool) -> Chunk:
-        data = memoryview(bytearray(sum(run.length for run in runs)))
+    async def _next(self, batches: Iterator[list[CellRun]], *, verify: bool) -> Cells | None:
+        batch = next(batches, None)
+        if batch is None:
+            return None
         try:
-            sums = await self._store.backend.read(runs, data)
+            return await self._read(batch, verify=verify)
+        except MissError as error:
+            await self._store.heal(error)
+            raise
+
+    async def _read(self, runs: Sequence[CellRun], *, verify: bool) -> Cells:
+        try:
+            cells = await self._store.tier.read(runs)
         except OSError as error:
             # Not a miss of ours to act on: what cannot be read now may be readable later, and is never deleted.
             raise RetryError(f"the stored bytes could not be read: {error}") from error
         if verify:
-            await asyncio.to_thread(_verify, runs, data, sums)
-        return Chunk(data, sums)
+            try:
+                await asyncio.to_thread(_verify, runs, cells)
+            except CorruptError:
+                cells.release()
+                raise
+        return cells
 
     def _object_runs(self, key: Key) -> list[CellRun]:
         entry = self._store.entry_of(key)
@@ -170,14 +198,18 @@ class Reader:
         return runs
 
 
-def _verify(runs: Sequence[CellRun], data: memoryview, sums: Sums) -> None:
-    expected = iter(unpack_sums(sums.packed))
-    at = 0
-    for run in runs:
-        for cell in range(run.first, run.first + run.count):
-            if cell_sum(data[at : at + run.cell_bytes]) != next(expected):
-                raise CorruptError(f"cell {cell} of the stored {run.key} fails its sum", key=str(run.key))
-            at += run.cell_bytes
+def _verify(runs: Sequence[CellRun], cells: Cells) -> None:
+    expected = iter(unpack_sums(cells.sums.packed))
+    for run, view in zip(runs, cells.views, strict=True):
+        for cell in range(run.count):
+            if cell_sum(view[cell * run.cell_bytes : (cell + 1) * run.cell_bytes]) != next(expected):
+                raise CorruptError(f"cell {run.first + cell} of the stored {run.key} fails its sum", key=str(run.key))
+
+
+def _discard(reading: asyncio.Task[Cells | None]) -> None:
+    """What was read ahead for nobody."""
+    if not reading.cancelled() and reading.exception() is None and (cells := reading.result()) is not None:
+        cells.release()
 
 
 def _batches(runs: Iterator[CellRun], size: int) -> Iterator[list[CellRun]]:
@@ -196,9 +228,4 @@ def _batches(runs: Iterator[CellRun], size: int) -> Iterator[list[CellRun]]:
                 yield batch
                 batch, room = [], size
     if batch:
-        yield batch
-
-
-def _take(batches: Iterator[list[CellRun]], count: int) -> Iterator[list[CellRun]]:
-    for _, batch in zip(range(count), batches, strict=False):
         yield batch

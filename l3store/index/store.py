@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from l3store.backend import Backend, CellRun, NewObject
+from l3store.backend import Ack, Backend, BufferPool, CellRun, NewObject, RamTier
 from l3store.backend.file import footprint
 from l3store.errors import (
     ConflictError,
@@ -41,6 +41,7 @@ from l3store.layout import (
 )
 
 _DEFAULT_SHARE = 0.8
+_DEFAULT_POOL_BYTES = 1 << 30
 
 _log = logging.getLogger("l3store.store")
 
@@ -67,8 +68,10 @@ class Store:
     The least recently used pages make room, each with all it has.
     """
 
-    def __init__(self, backend: Backend, *, capacity: int | None) -> None:
+    def __init__(self, backend: Backend, *, capacity: int | None, tier: RamTier | None = None) -> None:
         self.backend = backend
+        self.tier = tier or RamTier(backend, BufferPool(_DEFAULT_POOL_BYTES), ack=Ack.FILE)
+        self.tier.on_lost = self._lost
         self.index = PageIndex()
         self.capacity = sys.maxsize if capacity is None else capacity
         self._share_disk = capacity is None
@@ -119,7 +122,7 @@ class Store:
             self.capacity = int(_DEFAULT_SHARE * (self.index.total.disk_bytes + await self.backend.free_bytes()))
 
     async def close(self) -> None:
-        await self.backend.close()
+        await self.tier.close()
 
     async def check_health(self) -> None:
         """Raise `NotReadyError` where the index is not complete or a write would fail now."""
@@ -230,7 +233,7 @@ class Store:
         while leaving := next((self._going[new.key] for new in objects if new.key in self._going), None):
             await asyncio.shield(leaving)
         with self._watching([new.key for new in objects]) as departed:
-            results = await self.backend.put(objects)
+            results = await self.tier.put(objects)
         # From here to the index nothing else may happen: what is not indexed cannot be deleted, nor counted.
         outcomes = list(enumerate(zip(objects, results, strict=True)))
         strays = [new.key for _, (new, result) in outcomes if result is True and not self.index.get(new.key.digest)]
@@ -305,12 +308,12 @@ class Store:
                 if corrupt:
                     self.counters.corrupt_objects += 1
                     _log.warning("quarantined: %s", error)
-                    await self.backend.quarantine(key)
+                    await self.tier.quarantine(key)
                 else:
                     self.counters.lost_objects += 1
                     _log.warning("lost from the data folder: %s", error)
                     # Should a writer have come in between, its file must not stay behind uncounted.
-                    await self.backend.delete([key])
+                    await self.tier.delete([key])
             except OSError as failed:
                 # It is out of the index, so it is not served again before a restart.
                 _log.error("could not set %s aside: %s", key, failed)
@@ -318,12 +321,18 @@ class Store:
     async def _there(self, entry: NamespaceIndex, key: Key) -> bool:
         with _retryable(f"{key} could not be read"):
             try:
-                await self.backend.read_sums([CellRun(key, 0, 1, entry.namespace.cell_bytes)])
+                await self.tier.read_sums([CellRun(key, 0, 1, entry.namespace.cell_bytes)])
             except CorruptError:
                 return True
             except MissError:
                 return False
         return True
+
+    def _lost(self, key: Key, error: Exception) -> None:
+        """An object that was answered from memory could not be written."""
+        entry = self.index.get(key.digest)
+        if entry is not None and self.index.remove(entry, key):
+            self.counters.write_errors += 1
 
     def _adopt(self, key: Key) -> None:
         entry = self.index.get(key.digest)
@@ -375,7 +384,7 @@ class Store:
     async def _delete(self, keys: Sequence[Key]) -> None:
         """Delete from the backend what the index has given up."""
         async with self._leaving(keys):
-            await self.backend.delete(keys)
+            await self.tier.delete(keys)
 
     @contextlib.contextmanager
     def _watching(self, keys: Sequence[Key]) -> Iterator[set[Key]]:

@@ -20,7 +20,6 @@ from l3store.service.limits import Limits
 from l3store.service.metrics import Measured, Metrics
 from l3store.service.routes import ROUTERS
 from l3store.service.shapes import Problem
-from l3store.service.wire import MemoryBudget
 
 _log = logging.getLogger("l3store.service")
 
@@ -44,7 +43,7 @@ class App(FastAPI):
 
 def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable[[], None] = lambda: None) -> FastAPI:
     """The service over a store, which it starts and closes. ``on_ready`` is called when the index is complete."""
-    limits = limits or Limits()
+    limits = (limits or Limits()).within(store.tier.pool.total)
     metrics = Metrics(store)
 
     @asynccontextmanager
@@ -71,7 +70,6 @@ def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable
         store=store,
         reader=Reader(store),
         limits=limits,
-        budget=MemoryBudget(limits.in_flight_bytes),
         metrics=metrics,
     )
     problems.install(app, ROUTERS)

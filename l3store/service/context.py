@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from l3store.backend import BufferPool
 from l3store.index import Reader, Store
 from l3store.service.limits import Limits
 from l3store.service.metrics import Metrics
-from l3store.service.wire import MemoryBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,12 @@ class Context:
     store: Store
     reader: Reader
     limits: Limits
-    budget: MemoryBudget
     metrics: Metrics
+
+    @property
+    def pool(self) -> BufferPool:
+        """The memory for bodies."""
+        return self.store.tier.pool
 
 
 def context_of(request: Request) -> Context:

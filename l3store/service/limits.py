@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 class Limits:
     """Bytes unless the name says otherwise.
 
-    in_flight_bytes  of bodies held in memory at once, by all requests; more wait, then get 503
     receive_timeout  seconds without a byte of a body before its sender is given up
     """
 
@@ -19,8 +19,16 @@ class Limits:
     max_write_bytes: int = 4 << 30
     max_write_objects: int = 32_768
     max_json_bytes: int = 16 << 20
-    in_flight_bytes: int = 1 << 30
     receive_timeout: float = 60.0
+
+    def within(self, memory: int) -> Limits:
+        """These limits where bodies have ``memory`` bytes: no single one may take more than a quarter of it."""
+        most = memory // 4
+        return dataclasses.replace(
+            self,
+            max_object_bytes=min(self.max_object_bytes, most),
+            max_json_bytes=min(self.max_json_bytes, most),
+        )
 
     def public(self) -> dict[str, int]:
         """The limits that a client has to know."""

@@ -63,6 +63,13 @@ class _StoreCollector(Collector):
         yield GaugeMetricFamily("l3store_stored_bytes", "Bytes of stored objects", usage.bytes)
         yield GaugeMetricFamily("l3store_disk_bytes", "Bytes of their files", usage.disk_bytes)
         yield GaugeMetricFamily("l3store_capacity_bytes", "What the files may take", self._store.capacity)
+        tier = self._store.tier
+        yield GaugeMetricFamily("l3store_ram_bytes", "Memory for bodies and hot cells", tier.pool.total)
+        yield GaugeMetricFamily("l3store_ram_used_bytes", "Of it, in use", tier.pool.used)
+        yield GaugeMetricFamily("l3store_ram_resident_bytes", "Of it, objects that are kept", tier.resident_bytes)
+        yield GaugeMetricFamily("l3store_ram_unwritten_bytes", "Answered and not yet written", tier.unwritten_bytes)
+        yield CounterMetricFamily("l3store_ram_hit_bytes", "Cells read from memory", tier.hit_bytes)
+        yield CounterMetricFamily("l3store_ram_missed_bytes", "Cells read from the backend", tier.missed_bytes)
         for field in dataclasses.fields(self._store.counters):
             name = f"l3store_{field.name}"
             yield CounterMetricFamily(name, field.name.replace("_", " "), getattr(self._store.counters, field.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -19,14 +19,16 @@ _log = logging.getLogger("l3store.service")
 
 
 class BytesResponse(Response):
-    """A body of known length, sent piece by piece. ``done`` is called when the last piece was handed over, or failed.
+    """A body of known length, sent piece by piece; a piece is some buffers in a row.
+
+    ``done`` is called when the last piece was handed over, or failed.
 
     Where a piece cannot be had after the headers went out, the connection is closed, and the client sees a short body.
     """
 
     def __init__(
         self,
-        pieces: AsyncIterator[Buffer],
+        pieces: AsyncIterator[Sequence[Buffer]],
         *,
         status: int,
         length: int,
@@ -46,9 +48,9 @@ class BytesResponse(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for piece in self._pieces:
                 if wire is not None:
-                    await wire.send_buffers([piece])
+                    await wire.send_buffers(piece)
                 else:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b"".join(piece), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ClientDisconnect:
             # Nothing more is read for a client that is gone.

@@ -45,26 +45,25 @@ def test_serve_help_has_every_setting_with_its_variable(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     printed = re.sub(r"\s+", " ", capsys.readouterr().out)
-    for flag in ("host", "port", "data-dir", "capacity", "ack", "log-level", "config"):
+    for flag in ("host", "port", "data-dir", "capacity", "ram", "hot", "ack", "log-level", "config"):
         assert f"--{flag}" in printed
         assert f"L3STORE_{flag.replace('-', '_').upper()}" in printed
     assert "80% of what the disk has" in printed
 
 
 def test_serve_says_where_and_how_much(start_service: Start, tmp_path: Path) -> None:
-    service = start_service(tmp_path / "data", "--capacity", "200G", "--ack", "fsync")
+    service = start_service(tmp_path / "data", "--capacity", "200G", "--ram", "500M", "--ack", "fsync")
     lines = [line for line in service.log.splitlines() if line.startswith("l3store ")]
-    expected = (
-        f"l3store {__version__} on {service.url}, data in {service.data_dir}: 0.0 GB of up to 200.0 GB, ack fsync"
-    )
+    where = f"l3store {__version__} on {service.url}, data in {service.data_dir}"
+    expected = f"{where}: 0.0 GB of up to 200.0 GB, 0.5 GB of RAM, ack fsync"
     assert lines == [expected]
 
 
 def test_serve_takes_its_settings_from_the_environment_and_a_file(start_service: Start, tmp_path: Path) -> None:
-    (tmp_path / "l3store.toml").write_text('capacity = "3G"\nack = "fsync"\n')
+    (tmp_path / "l3store.toml").write_text('capacity = "3G"\nram = "500M"\nack = "fsync"\n')
     env = {"L3STORE_CONFIG": str(tmp_path / "l3store.toml"), "L3STORE_CAPACITY": "7G"}
     service = start_service(tmp_path / "data", env=env)
-    assert "of up to 7.0 GB, ack fsync" in service.log
+    assert "of up to 7.0 GB, 0.5 GB of RAM, ack fsync" in service.log
 
 
 def test_serve_without_a_port_prints_the_one_it_took(tmp_path: Path) -> None:

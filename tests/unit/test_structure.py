@@ -23,6 +23,7 @@ ARROWS = {
         "l3store", "l3store.service", "l3store.index", "l3store.backend", "l3store.layout", "l3store.errors"
     },
     "l3store.config": {"l3store.backend"},
+    "l3store.cli.bench": {"l3store.cli", "l3client.bench"},
     "l3store.cli.demo": {"l3store.cli", "l3client.demo"},
     "l3store.cli": {
         "l3store", "l3store.cli", "l3store.service", "l3store.index", "l3store.backend", "l3store.layout",

@@ -1,84 +1,16 @@
-"""The memory budget, ranges of headers, and neighbours of a namespace."""
+"""Ranges of headers, and neighbours of a namespace."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from l3store.errors import L3Error, RetryError, UnsatisfiableError, from_problem
+from l3store.errors import L3Error, UnsatisfiableError, from_problem
 from l3store.index.registry import Registration, nearest
 from l3store.layout import Span
 from l3store.service.ranges import wanted_span
-from l3store.service.wire import Lease, MemoryBudget
 from tests.support import tiny
-
-
-async def test_a_budget_is_given_back_and_waits_for_its_turn() -> None:
-    budget = MemoryBudget(10)
-    first = await budget.acquire(6)
-    order: list[str] = []
-
-    async def take(name: str, size: int) -> None:
-        with await budget.acquire(size):
-            order.append(name)
-
-    waiting = [asyncio.create_task(take(name, size)) for name, size in [("large", 8), ("small", 1)]]
-    await asyncio.sleep(0.01)
-    # The small one could go at once, and then the large one might never.
-    assert order == []
-    first.release()
-    first.release()
-    await asyncio.gather(*waiting)
-    assert order == ["large", "small"]
-    assert budget._free == 10
-
-
-async def test_more_than_the_whole_budget_is_the_whole_budget() -> None:
-    budget = MemoryBudget(10)
-    with await budget.acquire(1000):
-        assert budget._free == 0
-    assert budget._free == 10
-
-
-async def test_who_waits_too_long_is_told_to_retry_and_holds_nobody_up() -> None:
-    budget = MemoryBudget(10, timeout=0.02)
-    held = await budget.acquire(10)
-    with pytest.raises(RetryError, match="in flight"):
-        await budget.acquire(5)
-    later = asyncio.create_task(budget.acquire(3))
-    await asyncio.sleep(0)
-    held.release()
-    (await later).release()
-    assert budget._free == 10
-    assert not budget._waiting
-
-
-async def test_who_gives_up_is_passed_over_at_any_moment() -> None:
-    """Cancelled while waiting, in the turn in which bytes come free, and in the one after."""
-    for turns in range(4):
-        budget = MemoryBudget(10)
-        held = await budget.acquire(10)
-        first, second = (asyncio.create_task(budget.acquire(8)) for _ in range(2))
-        await asyncio.sleep(0)
-        if turns % 2:
-            first.cancel()
-            if turns == 3:
-                await asyncio.sleep(0)
-            held.release()
-        else:
-            held.release()
-            if turns == 2:
-                await asyncio.sleep(0)
-            first.cancel()
-        outcome = (await asyncio.gather(first, return_exceptions=True))[0]
-        if isinstance(outcome, Lease):
-            outcome.release()
-        (await asyncio.wait_for(second, 1)).release()
-        assert budget._free == 10
-        assert not budget._waiting
 
 
 @given(st.integers(1, 300), st.integers(0, 320), st.integers(0, 320))

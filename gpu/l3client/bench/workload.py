@@ -1,7 +1,7 @@
 """What is moved: the same bytes under the same names for every contender.
 
-Geometry: cells of 64 KiB (64 tokens x 2 KV heads x 128 x bfloat16, K and V), as a 60-layer model with 8 KV heads in head
-groups of 2 has them. Objects of 2 MiB are 32 such layers.
+Geometry: cells of 64 KiB (64 tokens x 2 KV heads x 128 x bfloat16, K and V), as a 60-layer model with 8 KV heads in
+head groups of 2 has them. Objects of 2 MiB are 32 such layers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,14 @@ class Sizes:
     @classmethod
     def quick(cls) -> Sizes:
         return cls(
-            objects=8, batches=2, batch_pages=16, small_reads=40, layers_pages=4, layers=8, match_pages=200, match_calls=2
+            objects=8,
+            batches=2,
+            batch_pages=16,
+            small_reads=40,
+            layers_pages=4,
+            layers=8,
+            match_pages=200,
+            match_calls=2,
         )
 
 
@@ -178,7 +185,9 @@ class Workload:
 
     @cached_property
     def layers_namespace(self) -> Namespace:
-        return namespace("layers", layers=self.sizes.layers, partition=max(1, self.sizes.layers // 2), groups=MODEL_GROUPS)
+        return namespace(
+            "layers", layers=self.sizes.layers, partition=max(1, self.sizes.layers // 2), groups=MODEL_GROUPS
+        )
 
     @cached_property
     def big(self) -> tuple[Item, ...]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from l3store.backend import Sums
+from l3store.backend import Cells, Sums
 from l3store.errors import (
     L3Error,
     MissError,
@@ -22,7 +20,7 @@ from l3store.layout import Coordinate, Key, Span, parse_key
 from l3store.layout.sums import Buffer, content_tag, decode_sums, encode_sums
 from l3store.service.context import Context, Service, context_of
 from l3store.service.ranges import query_span, wanted_span
-from l3store.service.receiving import verified
+from l3store.service.receiving import received
 from l3store.service.responses import MEDIA_TYPE, BytesResponse
 from l3store.service.shapes import ObjectStatus, Suspected
 from l3store.service.wire import BodyReader
@@ -74,11 +72,10 @@ async def put_object(request: Request) -> Response:
     sums = None if header is None else _sums(header, length // cell_bytes)
     created = False
     if not service.store.has(name):
-        with await service.budget.acquire(length):
-            body = await BodyReader(request, service.limits).read(length)
+        with await service.pool.acquire(length) as held:
+            await BodyReader(request, service.limits).read_into(held.view)
             service.metrics.received.inc(length)
-            new = await asyncio.to_thread(verified, name, body, cell_bytes, sums)
-            [result] = await service.store.put([new])
+            [result] = await service.store.put([await received(name, held, cell_bytes, sums)])
             if isinstance(result, L3Error):
                 raise result
             created = result
@@ -153,9 +150,7 @@ async def delete_object(key: str, service: Service) -> None:
 async def suspect_object(key: str, service: Service) -> Suspected:
     """A reader saw a bad sum: check our own copy, and quarantine it where it is bad."""
     name = parse_key(key)
-    _, size = _sizes(service, name)
-    with await service.budget.acquire(size):
-        return Suspected(key=key, corrupt=await service.reader.suspect(name))
+    return Suspected(key=key, corrupt=await service.reader.suspect(name))
 
 
 def _miss(key: Key) -> MissError:
@@ -176,10 +171,8 @@ def _sums(header: str, cells: int) -> bytes:
 
 
 async def _whole(service: Context, key: Key, size: int) -> Response:
-    with ExitStack() as held:
-        held.enter_context(await service.budget.acquire(size))
-        chunk = await service.reader.read_object(key, verify=False)
-        return _answer(service, 200, chunk.data, _headers(chunk.sums), held)
+    cells = await service.reader.read_object(key, verify=False)
+    return _answer(service, 200, cells.views, cells, size, _headers(cells.sums))
 
 
 async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes: int) -> Response:
@@ -187,25 +180,37 @@ async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes
     tag = _etag(await service.reader.read_sums(key))
     first, end = span.offset // cell_bytes, -(-span.end // cell_bytes)
     at = key.coordinate
-    cells = Coordinate(at.start_layer + first, at.start_layer + end, at.head_group)
+    part = Coordinate(at.start_layer + first, at.start_layer + end, at.head_group)
     whole = span.offset % cell_bytes == 0 and span.end % cell_bytes == 0
     headers = {"Content-Range": f"bytes {span.offset}-{span.end - 1}/{size}", "ETag": tag, "Accept-Ranges": "bytes"}
-    with ExitStack() as held:
-        held.enter_context(await service.budget.acquire((end - first) * cell_bytes))
-        chunk = await service.reader.read_object(Key(key.page_hash, key.digest, cells), verify=not whole)
-        if whole:
-            headers["L3-Sums"] = encode_sums(chunk.sums.packed)
-        start = span.offset - first * cell_bytes
-        return _answer(service, 206, chunk.data[start : start + span.length], headers, held)
+    cells = await service.reader.read_object(Key(key.page_hash, key.digest, part), verify=not whole)
+    if whole:
+        headers["L3-Sums"] = encode_sums(cells.sums.packed)
+    views = _cut(cells.views, span.offset - first * cell_bytes, span.length)
+    return _answer(service, 206, views, cells, span.length, headers)
 
 
-def _answer(service: Context, status: int, data: memoryview, headers: dict[str, str], held: ExitStack) -> Response:
-    service.metrics.sent.inc(len(data))
-    return BytesResponse(_once(data), status=status, length=len(data), headers=headers, done=held.pop_all().close)
+def _answer(
+    service: Context, status: int, views: Sequence[Buffer], cells: Cells, length: int, headers: dict[str, str]
+) -> Response:
+    service.metrics.sent.inc(length)
+    return BytesResponse(_once(views), status=status, length=length, headers=headers, done=cells.release)
 
 
-async def _once(data: memoryview) -> AsyncIterator[Buffer]:
-    yield data
+async def _once(views: Sequence[Buffer]) -> AsyncIterator[Sequence[Buffer]]:
+    yield views
+
+
+def _cut(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:
+    """``length`` bytes from ``offset`` of views in a row."""
+    cut = []
+    for view in views:
+        piece = view[min(offset, len(view)) :][:length]
+        offset -= min(offset, len(view))
+        length -= len(piece)
+        if len(piece):
+            cut.append(piece)
+    return cut
 
 
 def _headers(sums: Sums) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,13 +11,12 @@ from fastapi import APIRouter, Request, Response
 
 from l3store.backend import NewObject
 from l3store.errors import L3Error, RefusedError, TooLargeError, WrongLengthError
-from l3store.index import Chunk, PageQuery
-from l3store.index.reader import CHUNK_BYTES
+from l3store.index import PageBytes, PageQuery
 from l3store.layout import Range
 from l3store.layout.sums import SUM_BYTES, Buffer
 from l3store.service.context import Context, Service
 from l3store.service.manifest import LENGTH_BYTES, MEDIA_TYPE, Item, read_manifest
-from l3store.service.receiving import verified
+from l3store.service.receiving import received
 from l3store.service.responses import MEDIA_TYPE as BINARY
 from l3store.service.responses import BytesResponse
 from l3store.service.shapes import Matched, Missing, PagesBody, ReadBody, WriteResult, WriteResults
@@ -63,20 +62,18 @@ async def read_pages(body: ReadBody, service: Service) -> Response:
             f"{asked} bytes in one read; ask for {fits} pages of {query.page_bytes} bytes at most, or for fewer layers",
             limit=service.limits.max_read_bytes,
         )
-    with ExitStack() as held:
-        held.enter_context(await service.budget.acquire(2 * CHUNK_BYTES))
-        # Bytes leave with their sums, or verified.
-        found = await service.reader.read_pages(query, body.order, verify=not body.sums)
-        length = found.length
-        if body.sums:
-            length += found.length // query.entry.namespace.cell_bytes * SUM_BYTES
-        return BytesResponse(
-            _body(service, found.chunks, with_sums=body.sums),
-            status=200,
-            length=length,
-            headers={"L3-Pages": str(found.pages)},
-            done=held.pop_all().close,
-        )
+    # Bytes leave with their sums, or verified.
+    found = await service.reader.read_pages(query, body.order, verify=not body.sums)
+    length = found.length
+    if body.sums:
+        length += found.length // query.entry.namespace.cell_bytes * SUM_BYTES
+    return BytesResponse(
+        _body(service, found, with_sums=body.sums),
+        status=200,
+        length=length,
+        headers={"L3-Pages": str(found.pages)},
+        done=found.close,
+    )
 
 
 _WRITE_BODY: dict[str, Any] = {
@@ -100,8 +97,9 @@ async def write_pages(request: Request, service: Service) -> WriteResults:
         raise TooLargeError(f"a manifest of {size} bytes; {most} at most: write fewer objects at once", limit=most)
     if bodies < 0:
         raise WrongLengthError(f"a manifest of {size} bytes in a body of {declared}")
-    with await service.budget.acquire(size):
-        items = read_manifest(await body.read(size), service.store, body_bytes=bodies, limits=service.limits)
+    with await service.pool.acquire(size) as held:
+        await body.read_into(held.view)
+        items = read_manifest(bytes(held.view), service.store, body_bytes=bodies, limits=service.limits)
     results = await _Writing(service, body).run(items)
     service.store.refresh([item.key for item in items if item.key is not None])
     return WriteResults(results=results)
@@ -120,8 +118,7 @@ class _Writing:
         try:
             for batch in _batches(items):
                 with ExitStack() as held:
-                    held.enter_context(await self._service.budget.acquire(sum(map(_held_bytes, batch))))
-                    bodies = [await self._receive(item) for item in batch]
+                    bodies = [await self._receive(item, held) for item in batch]
                     if storing is not None:
                         results += await storing
                     storing = asyncio.create_task(self._store(batch, bodies, held.pop_all()))
@@ -131,37 +128,28 @@ class _Writing:
                 results += await storing
         return results
 
-    async def _receive(self, item: Item) -> bytearray | None:
-        """One body; None where it is not needed."""
+    async def _receive(self, item: Item, held: ExitStack) -> NewObject | L3Error | None:
+        """One body, verified; None where it is not needed, an error where bytes and sums disagree."""
         if item.key is None or self._service.store.has(item.key):
             await self._body.skip(item.length)
             return None
-        data = await self._body.read(item.length)
+        buffer = held.enter_context(await self._service.pool.acquire(item.length))
+        await self._body.read_into(buffer.view)
         self._service.metrics.received.inc(item.length)
-        return data
+        try:
+            return await received(item.key, buffer, item.cell_bytes, item.sums)
+        except L3Error as error:
+            return error
 
-    async def _store(self, batch: list[Item], bodies: list[bytearray | None], held: ExitStack) -> list[WriteResult]:
+    async def _store(
+        self, batch: list[Item], bodies: list[NewObject | L3Error | None], held: ExitStack
+    ) -> list[WriteResult]:
         with held:
-            new = await asyncio.to_thread(_verify, batch, bodies)
-            stored = iter(await self._service.store.put([made for made in new if isinstance(made, NewObject)]))
+            stored = iter(await self._service.store.put([made for made in bodies if isinstance(made, NewObject)]))
         return [
             _result(item, next(stored) if isinstance(made, NewObject) else made)
-            for item, made in zip(batch, new, strict=True)
+            for item, made in zip(batch, bodies, strict=True)
         ]
-
-
-def _verify(batch: list[Item], bodies: list[bytearray | None]) -> list[NewObject | L3Error | None]:
-    """Objects to store; an error where bytes and sums disagree; None where there is nothing to store."""
-    new: list[NewObject | L3Error | None] = []
-    for item, data in zip(batch, bodies, strict=True):
-        if item.key is None or data is None:
-            new.append(None)
-            continue
-        try:
-            new.append(verified(item.key, data, item.cell_bytes, item.sums))
-        except L3Error as error:
-            new.append(error)
-    return new
 
 
 def _result(item: Item, outcome: bool | L3Error | None) -> WriteResult:
@@ -208,12 +196,12 @@ def _range(pair: tuple[int, int] | None) -> Range | None:
     return None if pair is None else Range(*pair)
 
 
-async def _body(service: Context, chunks: AsyncIterator[Chunk], *, with_sums: bool) -> AsyncIterator[Buffer]:
+async def _body(service: Context, found: PageBytes, *, with_sums: bool) -> AsyncIterator[Sequence[Buffer]]:
     sums = []
-    async for chunk in chunks:
-        service.metrics.sent.inc(len(chunk.data))
-        yield chunk.data
+    async for cells in found:
+        service.metrics.sent.inc(cells.length)
+        yield cells.views
         if with_sums:
-            sums.append(chunk.sums.packed)
+            sums.append(cells.sums.packed)
     if sums:
-        yield b"".join(sums)
+        yield sums
