@@ -34,7 +34,7 @@ def damage(service: Service) -> None:
 
 
 def test_hot_cells_come_from_memory_and_a_suspect_one_is_looked_up_at_rest(hot: Service, tmp_path: Path) -> None:
-    pages = Pages(tiny("org/hot"), 2)
+    pages = Pages(tiny("org/hot"), "org/hot", 2)
     with closing(Client(hot.url)) as client:
         client.register(pages.namespace)
         key = pages.key(0, 0, 3)
@@ -50,7 +50,7 @@ def test_hot_cells_come_from_memory_and_a_suspect_one_is_looked_up_at_rest(hot: 
 
 def test_what_was_answered_from_memory_is_on_the_disk_after_a_stop(start_service: Start, tmp_path: Path) -> None:
     service = start_service(tmp_path / "data", "--ack", "ram", "--hot", "64Mi")
-    pages = Pages(tiny("org/behind"), 40)
+    pages = Pages(tiny("org/behind"), "org/behind", 40)
     with closing(Client(service.url)) as client:
         client.register(pages.namespace)
         for page in range(40):
@@ -65,7 +65,7 @@ def test_what_was_answered_from_memory_is_on_the_disk_after_a_stop(start_service
 
 def test_memory_stays_within_its_bound(start_service: Start, tmp_path: Path) -> None:
     service = start_service(tmp_path / "data", "--ram", "1Mi", "--hot", "1Mi")
-    pages = Pages(tiny("org/bounded"), 400)
+    pages = Pages(tiny("org/bounded"), "org/bounded", 400)
     with closing(Client(service.url)) as client:
         client.register(pages.namespace)
         for page in range(400):

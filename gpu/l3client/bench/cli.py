@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from l3client.bench.bare import Bare, BareFile
 from l3client.bench.contender import Contender, MismatchError
 from l3client.bench.lmcache_peer import LMCache
 from l3client.bench.local import LocalFiles
+from l3client.bench.memory import warm_free_pages
 from l3client.bench.mooncake_peer import Mooncake
 from l3client.bench.nginx import Nginx
 from l3client.bench.ours import AckRam, BareClient, FirstLayer, LayerOrder, OneObject, Ours, Service, WithoutSums
@@ -49,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
             work = Workload(sizes)
             made = contenders(work, Path(folder), peers, args)
             needed = _needed(made, cases)
-            warm = 2 * work.moved_bytes
-            results = measure(needed, cases, rounds, warm_bytes=warm, progress=_progress())
+            warm = partial(warm_free_pages, Path(folder), 4 * work.moved_bytes)
+            results = measure(needed, cases, rounds, warm=warm, progress=_progress())
     except MismatchError as error:
         _complain(f"FAILED: {error}")
         return 1

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from l3client.bench.contender import Contender, MismatchError, NotFoundError
-from l3client.bench.memory import warm_free_pages
 from l3client.bench.process import cpu_seconds, peak_bytes
 from l3client.bench.workload import WRITES, Case, Kind
 
@@ -51,13 +50,13 @@ def measure(
     cases: Sequence[Case],
     rounds: int,
     *,
-    warm_bytes: int = 0,
+    warm: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Results:
     """Start, measure ``rounds`` rounds after one that warms, and stop.
 
-    Before each run as many free pages as ``warm_bytes`` are touched: see `warm_free_pages`. Raises `MismatchError` where
-    anyone's bytes are wrong, and what a required contender raises.
+    ``warm`` is called before each run that moves much. Raises `MismatchError` where anyone's bytes are wrong, and what a
+    required contender raises.
     """
     results = Results()
     running: list[Contender] = []
@@ -74,7 +73,7 @@ def measure(
                 progress(f"round {turn} of {rounds}: {case.title}")
                 for contender in _in_turn([c for c in running if case.kind in c.kinds], turn):
                     if contender.name not in results.absent:
-                        _once(contender, case, turn, results, warm_bytes)
+                        _once(contender, case, turn, results, warm)
         for contender in running:
             results.peaks[contender.name] = peak_bytes(contender.server_pids)
     finally:
@@ -103,11 +102,11 @@ def _in_turn(contenders: Sequence[Contender], turn: int) -> list[Contender]:
     return [*contenders[first:], *contenders[:first]]
 
 
-def _once(contender: Contender, case: Case, turn: int, results: Results, warm_bytes: int) -> None:
+def _once(contender: Contender, case: Case, turn: int, results: Results, warm: Callable[[], None]) -> None:
     try:
         contender.prepare(case, turn)
         if case.kind not in _UNMOVED:
-            warm_free_pages(warm_bytes)
+            warm()
         sample = _sample(contender, case)
         results.verified += contender.verify(case)
         contender.clean(case)
