@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
 from l3store import __version__
 from l3store.index import Reader, Store
@@ -19,7 +18,6 @@ from l3store.service.framing import Framing
 from l3store.service.limits import Limits
 from l3store.service.metrics import Measured, Metrics
 from l3store.service.routes import ROUTERS
-from l3store.service.shapes import Problem
 
 _log = logging.getLogger("l3store.service")
 
@@ -62,9 +60,7 @@ def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable
         version=__version__,
         summary="A third-level KV cache for LLM serving",
         lifespan=lifespan,
-        generate_unique_id_function=_operation_id,
         redirect_slashes=False,
-        responses={"default": {"model": Problem, "description": "problem"}},
     )
     app.state.context = Context(
         store=store,
@@ -73,15 +69,11 @@ def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable
         metrics=metrics,
     )
     problems.install(app, ROUTERS)
-    for router in ROUTERS:
-        app.include_router(router)
+    # Not included but taken over, before FastAPI's own: one flat list in the order of use is searched fastest.
+    app.router.routes[:0] = [route for router in ROUTERS for route in router.routes]
     app.add_middleware(Framing, limits=limits)
     app.add_middleware(Measured, metrics=metrics)
     return app
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name
 
 
 async def _start(store: Store, on_ready: Callable[[], None]) -> None:

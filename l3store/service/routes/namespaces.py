@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from l3store.errors import RefusedError
 from l3store.layout import parse_digest
 from l3store.service.context import Service
+from l3store.service.routing import resource_router
 from l3store.service.shapes import (
     Dropped,
     NamespaceBody,
@@ -16,7 +17,7 @@ from l3store.service.shapes import (
     near_shapes,
 )
 
-router = APIRouter(prefix="/v1/namespaces", tags=["namespaces"])
+router = resource_router("/v1/namespaces", "namespaces")
 
 
 @router.put("/{digest}", responses={201: {"model": Registered, "description": "new"}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from l3store.backend import Cells, Sums
 from l3store.errors import (
@@ -18,14 +18,16 @@ from l3store.errors import (
 )
 from l3store.layout import Coordinate, Key, Span, parse_key
 from l3store.layout.sums import Buffer, content_tag, decode_sums, encode_sums
-from l3store.service.context import Context, Service, context_of
+from l3store.service.context import Context, Service
 from l3store.service.ranges import query_span, wanted_span
 from l3store.service.receiving import received
 from l3store.service.responses import MEDIA_TYPE, BytesResponse
+from l3store.service.routing import WireRoute, resource_router
 from l3store.service.shapes import ObjectStatus, Suspected
 from l3store.service.wire import BodyReader
 
-router = APIRouter(prefix="/v1/objects", tags=["objects"])
+byte_router = resource_router("/v1/objects", "objects", WireRoute)
+router = resource_router("/v1/objects", "objects")
 
 _BINARY: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 
@@ -40,52 +42,7 @@ _KEY = _parameter("path", "key", "`{page_hash}_{digest}_L{a}-{b}`, and `_H{group
 _SUMS_HEADER = "base64 of xxh3-64 of every cell, 8 bytes little-endian each"
 
 
-# The routes of the byte path take the request as it is: resolving parameters costs more than what they do.
-
-
-@router.put(
-    "/{key:path}",
-    status_code=201,
-    response_class=Response,
-    responses={
-        200: {"model": ObjectStatus, "description": "already there, nothing stored"},
-        201: {"model": ObjectStatus, "description": "created"},
-    },
-    openapi_extra={
-        "parameters": [
-            _KEY,
-            _parameter("header", "L3-Sums", _SUMS_HEADER),
-            _parameter("header", "If-None-Match", "`*`: 412 where it is already there"),
-        ],
-        "requestBody": {"required": True, **_BINARY},
-    },
-)
-async def put_object(request: Request) -> Response:
-    """Store the bytes that a key names. The first writer wins; nothing is ever overwritten."""
-    service = context_of(request)
-    name = parse_key(request.path_params["key"])
-    cell_bytes, length = _sizes(service, name)
-    declared = request.scope["l3store.content_length"]
-    if declared != length:
-        raise WrongLengthError(f"a body of {declared} bytes, but {name} has {length}", expected=length)
-    header = request.headers.get("l3-sums")
-    sums = None if header is None else _sums(header, length // cell_bytes)
-    created = False
-    if not service.store.has(name):
-        with await service.pool.acquire(length) as held:
-            await BodyReader(request, service.limits).read_into(held.view)
-            service.metrics.received.inc(length)
-            [result] = await service.store.put([await received(name, held, cell_bytes, sums)])
-            if isinstance(result, L3Error):
-                raise result
-            created = result
-    if not created and request.headers.get("if-none-match") == "*":
-        raise PreconditionError(f"{name} is already stored")
-    status = ObjectStatus(key=str(name), status="created" if created else "exists")
-    return Response(status.model_dump_json(), 201 if created else 200, media_type="application/json")
-
-
-@router.get(
+@byte_router.get(
     "/{key:path}",
     response_class=Response,
     responses={
@@ -104,9 +61,8 @@ async def put_object(request: Request) -> Response:
         ]
     },
 )
-async def get_object(request: Request) -> Response:
+async def get_object(request: Request, service: Service) -> Response:
     """The bytes that a key names, or one range of them, however what is stored was cut."""
-    service = context_of(request)
     name = parse_key(request.path_params["key"])
     cell_bytes, size = _sizes(service, name)
     range_header = request.headers.get("range")
@@ -127,6 +83,47 @@ async def get_object(request: Request) -> Response:
     if span is None:
         return await _whole(service, name, size)
     return await _part(service, name, span, size=size, cell_bytes=cell_bytes)
+
+
+@byte_router.put(
+    "/{key:path}",
+    status_code=201,
+    response_class=Response,
+    responses={
+        200: {"model": ObjectStatus, "description": "already there, nothing stored"},
+        201: {"model": ObjectStatus, "description": "created"},
+    },
+    openapi_extra={
+        "parameters": [
+            _KEY,
+            _parameter("header", "L3-Sums", _SUMS_HEADER),
+            _parameter("header", "If-None-Match", "`*`: 412 where it is already there"),
+        ],
+        "requestBody": {"required": True, **_BINARY},
+    },
+)
+async def put_object(request: Request, service: Service) -> Response:
+    """Store the bytes that a key names. The first writer wins; nothing is ever overwritten."""
+    name = parse_key(request.path_params["key"])
+    cell_bytes, length = _sizes(service, name)
+    declared = request.scope["l3store.content_length"]
+    if declared != length:
+        raise WrongLengthError(f"a body of {declared} bytes, but {name} has {length}", expected=length)
+    header = request.headers.get("l3-sums")
+    sums = None if header is None else _sums(header, length // cell_bytes)
+    created = False
+    if not service.store.has(name):
+        with await service.pool.acquire(length) as held:
+            await BodyReader(request, service.limits).read_into(held.view)
+            service.metrics.received.inc(length)
+            [result] = await service.store.put([await received(name, held, cell_bytes, sums)])
+            if isinstance(result, L3Error):
+                raise result
+            created = result
+    if not created and request.headers.get("if-none-match") == "*":
+        raise PreconditionError(f"{name} is already stored")
+    status = ObjectStatus(key=str(name), status="created" if created else "exists")
+    return Response(status.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
 @router.head("/{key:path}", response_class=Response)

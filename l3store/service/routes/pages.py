@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from l3store.backend import NewObject
 from l3store.errors import L3Error, RefusedError, TooLargeError, WrongLengthError
@@ -19,10 +19,11 @@ from l3store.service.manifest import LENGTH_BYTES, MEDIA_TYPE, Item, read_manife
 from l3store.service.receiving import received
 from l3store.service.responses import MEDIA_TYPE as BINARY
 from l3store.service.responses import BytesResponse
+from l3store.service.routing import WireRoute, resource_router
 from l3store.service.shapes import Matched, Missing, PagesBody, ReadBody, WriteResult, WriteResults
 from l3store.service.wire import BodyReader
 
-router = APIRouter(prefix="/v1/pages", tags=["pages"])
+router = resource_router("/v1/pages", "pages", WireRoute)
 
 _WRITE_BATCH_BYTES = 8 << 20
 """Bodies of a write are handed to the backend together up to this size, while the next ones are received."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from l3store import __version__
 from l3store.service.context import Service
 from l3store.service.metrics import CONTENT_TYPE
+from l3store.service.routing import resource_router
 from l3store.service.shapes import Health, Version
 
-router = APIRouter(tags=["status"])
+router = resource_router("", "status")
 
 
 @router.get("/healthz")
