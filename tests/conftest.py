@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support import Client, Service, launch
+
+# A shared machine has no deadlines; the nightly run looks at a hundred times as many examples.
+settings.register_profile("ci", deadline=None)
+settings.register_profile("nightly", deadline=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +78,18 @@ def test_every_extension_has_a_digest_of_its_own() -> None:
     assert digests[0].startswith("ukv1-")
     assert all(d.startswith("l3x1-") for d in digests[1:])
     assert [parse_digest(d) for d in digests] == digests
+
+
+def test_the_digests_of_extensions_never_change() -> None:
+    """Stored objects are named by them. What is hashed is written out here once more, byte for byte."""
+    vectors = json.loads((Path(__file__).parents[2] / "schemas" / "extension_vectors.json").read_text())
+    assert [row["extension"] for row in vectors["digests"]] == EXTENSIONS
+    for row in vectors["digests"]:
+        assert dataclasses.replace(NAMESPACE, extension=Extension(**row["extension"])).digest == row["digest"]
+    packed = NAMESPACE.packed_fields()
+    assert packed[:1] == b"\x89"
+    one_more = b"\x8a" + packed[1:] + b"\xa9extension\x81\xa6tenant\xa1a"
+    assert vectors["digests"][4]["digest"] == "l3x1-" + hashlib.sha256(one_more).hexdigest()[:32]
 
 
 def test_every_field_is_part_of_the_digest() -> None:
