@@ -55,8 +55,8 @@ def measure(
 ) -> Results:
     """Start, measure ``rounds`` rounds after one that warms, and stop.
 
-    ``warm`` is called before each run that moves much. Raises `MismatchError` where anyone's bytes are wrong, and what a
-    required contender raises.
+    ``warm`` is called before each run that moves much. Raises `MismatchError` where anyone's bytes are wrong, and what
+    a required contender raises.
     """
     results = Results()
     running: list[Contender] = []
