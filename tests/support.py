@@ -59,6 +59,10 @@ class Service:
                 self.process.kill()
         return self.process.wait(10)
 
+    def partials(self) -> list[Path]:
+        """Files of writes that are not visible: under way, or left behind."""
+        return self.files("tmp") + [path for path in self.files() if path.suffix == ".partial"]
+
     def files(self, folder: str = "objects") -> list[Path]:
         return sorted(path for path in (self.data_dir / folder).rglob("*") if path.is_file())
 

@@ -2,15 +2,17 @@
 
     DATA_DIR/objects/{first hash byte}/{second hash byte}/{key}     never more than 65,536 folders
     DATA_DIR/namespaces/{digest}.json
-    DATA_DIR/tmp/                                                   writes that are not visible yet; swept at start
+    DATA_DIR/objects/.../{number}.partial                           a write that is not visible yet; swept at start
+    DATA_DIR/tmp/                                                   the same of registrations
     DATA_DIR/quarantine/                                            what failed its sums
 
-A file is written under ``tmp`` and linked to its name: it is there whole or not at all, and the first writer wins.
+A file is written beside its place and linked to its name: it is there whole or not at all, and the first writer wins.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -31,6 +33,7 @@ from l3store.errors import MissError, StorageFullError
 from l3store.layout import InvalidKeyError, Key, parse_key
 
 _T = TypeVar("_T")
+_PARTIAL = ".partial"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _log = logging.getLogger("l3store.backend")
@@ -115,7 +118,10 @@ class DiskBackend:
 
     def path(self, key: Key) -> Path:
         """Where an object's file is, or would be."""
-        return self._objects / key.page_hash[:2] / key.page_hash[2:4] / str(key)
+        return Path(self._place(key))
+
+    def _place(self, key: Key) -> str:
+        return f"{self._objects}/{key.page_hash[:2]}/{key.page_hash[2:4]}/{key}"
 
     async def _run(self, call: Callable[..., _T], *args: object) -> _T:
         running = asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
@@ -127,53 +133,66 @@ class DiskBackend:
             raise
 
     def _sweep(self) -> None:
-        for leftover in os.scandir(self._tmp):
-            os.unlink(leftover.path)
+        for leftover in [*_listed(self._tmp), *(path for path in _listed(self._objects) if path.endswith(_PARTIAL))]:
+            os.unlink(leftover)
 
     def _scan_partition(self, partition: Path) -> list[Key]:
-        return [key for folder in _listed(partition) for entry in _listed(folder) if (key := _read_key(entry))]
+        keys = []
+        for folder in _listed(partition):
+            for path in _listed(folder):
+                if path.endswith(_PARTIAL):
+                    os.unlink(path)
+                elif key := _read_key(path):
+                    keys.append(key)
+        return keys
 
     def _put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
         return [self._put_one(new) for new in objects]
 
     def _put_one(self, new: NewObject) -> bool | Exception:
-        path = self.path(new.key)
-        partial = self._tmp / f"{next(self._serial)}"
+        path = self._place(new.key)
+        # Beside its place: ext4 takes much longer for a new file where many were made than where few are.
+        folder = path.rpartition("/")[0]
+        partial = f"{folder}/{next(self._serial)}{_PARTIAL}"
         try:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = self._create(folder, partial)
             try:
                 file.write_object(fd, new)
                 if self._ack is Ack.FSYNC:
                     os.fsync(fd)
             finally:
                 os.close(fd)
-            return self._link(partial, path)
+            return self._link(folder, partial, path)
         except OSError as error:
             return _named(error, str(new.key))
         finally:
             _unlink(partial)
 
-    def _link(self, partial: Path, path: Path) -> bool:
+    def _create(self, folder: str, partial: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            try:
-                os.link(partial, path)
-            except FileNotFoundError:
-                self._make_folder(path.parent)
-                os.link(partial, path)
+            return os.open(partial, flags, 0o644)
+        except FileNotFoundError:
+            # These two levels and no more: where the data folder is gone, another must not be begun in its place.
+            for level in (os.path.dirname(folder), folder):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(level)
+            if self._ack is Ack.FSYNC:
+                _fsync_folder(os.path.dirname(folder))
+                _fsync_folder(self._objects)
+            return os.open(partial, flags, 0o644)
+
+    def _link(self, folder: str, partial: str, path: str) -> bool:
+        try:
+            os.link(partial, path)
         except FileExistsError:
             created = False
         else:
             created = True
         if self._ack is Ack.FSYNC:
             # Also where another writer was first: it may not have come to this yet, and we are about to acknowledge.
-            _fsync_folder(path.parent)
+            _fsync_folder(folder)
         return created
-
-    def _make_folder(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        if self._ack is Ack.FSYNC:
-            _fsync_folder(folder.parent)
-            _fsync_folder(self._objects)
 
     def _read(self, runs: Sequence[CellRun], into: memoryview) -> Sums:
         parts = []
@@ -199,7 +218,7 @@ class DiskBackend:
 
     def _open(self, key: Key) -> int:
         try:
-            return os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._place(key), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise MissError(f"{key} is not stored", key=str(key)) from error
 
@@ -209,7 +228,7 @@ class DiskBackend:
         failed: OSError | None = None
         for key in keys:
             try:
-                deleted += _unlink(self.path(key))
+                deleted += _unlink(self._place(key))
             except OSError as error:
                 failed = failed or error
         if failed is not None:
@@ -217,7 +236,7 @@ class DiskBackend:
         return deleted
 
     def _probe(self) -> None:
-        path = self._tmp / f"probe.{next(self._serial)}"
+        path = self._objects / f"{next(self._serial)}{_PARTIAL}"
         try:
             path.write_bytes(b"l3store")
         finally:
@@ -259,7 +278,7 @@ def _named(error: OSError, what: str) -> Exception:
     return error
 
 
-def _unlink(path: Path) -> bool:
+def _unlink(path: Path | str) -> bool:
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -274,7 +293,7 @@ def _rename_if_there(path: Path, target: Path) -> None:
         return
 
 
-def _fsync_folder(folder: Path) -> None:
+def _fsync_folder(folder: Path | str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

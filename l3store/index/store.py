@@ -236,7 +236,10 @@ class Store:
             results = await self.tier.put(objects)
         # From here to the index nothing else may happen: what is not indexed cannot be deleted, nor counted.
         outcomes = list(enumerate(zip(objects, results, strict=True)))
-        strays = [new.key for _, (new, result) in outcomes if result is True and not self.index.get(new.key.digest)]
+        # Dropped meanwhile: what is there now is nobody's, also where it was there already, from our first attempt.
+        strays = [
+            new.key for _, (new, result) in outcomes if isinstance(result, bool) and not self.index.get(new.key.digest)
+        ]
         # Deleted while we wrote: before our file or after it, and perhaps with it.
         raced = [at for at, (new, result) in outcomes if isinstance(result, bool) and new.key in departed]
         for at, (new, result) in outcomes:

@@ -42,6 +42,11 @@ def disk(tmp_path: Path) -> Iterator[DiskBackend]:
     asyncio.run(made.close())
 
 
+def partials(data: Path) -> list[str]:
+    """Files of writes that are not visible."""
+    return names(data / "tmp") + [name for name in names(data / "objects") if name.endswith(".partial")]
+
+
 def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -95,14 +100,15 @@ async def test_the_quarantine_keeps_the_file(tmp_path: Path, disk: DiskBackend) 
 async def test_a_scan_sweeps_the_leftovers_of_a_crash_and_reads_names_alone(tmp_path: Path, disk: DiskBackend) -> None:
     data = tmp_path / "data"
     await disk.put([new_object(key_of(0)), new_object(key_of(1))])
-    (data / "tmp" / "17").write_bytes(b"half an obj")
+    (data / "tmp" / "17").write_bytes(b"half a registration")
+    (disk.path(key_of(0)).parent / "17.partial").write_bytes(b"half an obj")
     (data / "objects" / "ab").mkdir(exist_ok=True)
     (data / "objects" / "ab" / "stray").write_bytes(b"x")
     (disk.path(key_of(0)).parent / "README").write_bytes(b"x")
     (data / "objects" / "lost+found").mkdir()
     disk.path(key_of(1)).write_bytes(b"")
     assert await scanned(disk) == sorted([key_of(0), key_of(1)])
-    assert names(data / "tmp") == []
+    assert partials(data) == []
     assert (data / "objects" / "ab" / "stray").exists()
 
 
@@ -138,7 +144,7 @@ async def test_a_failed_write_is_that_objects_error_and_leaves_nothing(
     monkeypatch.undo()
     assert (results[0], results[2]) == (True, True)
     assert isinstance(results[1], kind)
-    assert names(tmp_path / "data" / "tmp") == []
+    assert partials(tmp_path / "data") == []
     assert sorted(await scanned(disk)) == sorted([key_of(9, group=0), keys[0], keys[2]])
     assert await disk.put([new_object(keys[1])]) == [True]
 
@@ -210,7 +216,7 @@ async def test_a_registration_that_cannot_be_stored_leaves_the_one_before(
         await disk.save_namespace(DIGEST, {"a": 2})
     monkeypatch.undo()
     assert await disk.load_namespaces() == {DIGEST: {"a": 1}}
-    assert names(tmp_path / "data" / "tmp") == []
+    assert partials(tmp_path / "data") == []
 
 
 async def test_a_registration_that_is_not_json_is_passed_over(tmp_path: Path, disk: DiskBackend) -> None:
@@ -238,5 +244,8 @@ async def test_fsync_is_called_where_it_is_asked_for_and_only_there(
         if ack is Ack.FILE:
             assert synced == []
     # The file, then every folder whose entry is new.
-    assert synced[0].startswith(str(tmp_path / "fsync" / "tmp"))
-    assert set(synced[1:]) == {str(folder), str(folder.parent), str(folder.parent.parent)}
+    partial = next(path for path in synced if path.endswith(".partial"))
+    assert partial.startswith(str(folder))
+    # The folders above before the object is made, its own once it has its name.
+    assert synced[-1] == str(folder)
+    assert set(synced) - {partial} == {str(folder), str(folder.parent), str(folder.parent.parent)}

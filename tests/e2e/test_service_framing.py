@@ -34,7 +34,7 @@ def wire(service: Service) -> Iterator[Wire]:
 def unharmed(service: Service, client: Client) -> Iterator[None]:
     """Whatever was sent: nothing is left behind, nothing fell over, and no memory stays held."""
     yield
-    wait_for(lambda: service.files("tmp") == [])
+    wait_for(lambda: service.partials() == [])
     assert client.http.get("/readyz").status_code == 200
     assert "Traceback" not in service.log
     assert " ERROR " not in service.log

@@ -310,7 +310,7 @@ def test_every_item_of_a_write_has_a_result_of_its_own(client: Client, service: 
         assert client.get(key).status_code in {400, 404}
     stored = [path.name for path in service.files() if pages.namespace.digest in path.name]
     assert sorted(stored) == sorted([there, pages.key(1, 0, 3), pages.key(3, 0, 6, 1)])
-    assert service.files("tmp") == []
+    assert service.partials() == []
 
 
 def test_a_write_is_marked_with_whose_sums_it_has(client: Client, pages: Pages) -> None:

@@ -44,7 +44,7 @@ def test_a_write_that_a_kill_cuts_off_never_was(start_service: Start, connect: C
     service = start_service(tmp_path / "data")
     client = connect(service)
     check_problem(client.get(key), 404)
-    assert service.files("tmp") == []
+    assert service.partials() == []
     assert client.put(key, body, pages.sums(body)).status_code == 201
     assert client.get(key).content == body
 
@@ -71,7 +71,7 @@ def test_kills_at_any_time_leave_whole_objects_or_none(start_service: Start, con
     writer.join(20)
     service = start_service(tmp_path / "data")
     client = connect(service)
-    assert service.files("tmp") == []
+    assert service.partials() == []
     for page in range(40):
         answer = client.get(pages.key(page, 0, 4))
         assert answer.status_code == 404 or answer.content == pages.body(page, 0, 4)
@@ -81,7 +81,7 @@ def test_kills_at_any_time_leave_whole_objects_or_none(start_service: Start, con
 def test_leftovers_in_tmp_are_swept_at_start(start_service: Start, connect: Connect, tmp_path: Path) -> None:
     (tmp_path / "data" / "tmp").mkdir(parents=True)
     (tmp_path / "data" / "tmp" / "12").write_bytes(b"half")
-    assert start_service(tmp_path / "data").files("tmp") == []
+    assert start_service(tmp_path / "data").partials() == []
 
 
 def test_a_second_service_on_one_folder_is_refused_with_a_clear_line(
@@ -152,17 +152,25 @@ def test_a_data_folder_that_cannot_be_written_is_503_and_back_when_it_can(
     pages = Pages(tiny("org/unwritable"), "unwritable", 2)
     client.register(pages.namespace)
     client.put_page(pages, 0, [(0, 6)])
+    # A file where a folder has to be made.
+    in_the_way = tmp_path / "data" / "objects" / pages.hashes[1][:2]
+    in_the_way.write_bytes(b"")
+    check_problem(client.put(pages.key(1, 0, 3), pages.body(1, 0, 3)), 503, "could not store")
     (tmp_path / "data" / "tmp").rename(tmp_path / "gone")
+    check_problem(client.register(tiny("org/unwritable-2")), 503, "could not be stored")
+    # What is there is still served.
+    assert client.get(pages.key(0, 0, 6)).content == pages.body(0, 0, 6)
+    (tmp_path / "data" / "objects").rename(tmp_path / "objects-gone")
     answer = client.http.get("/readyz")
     check_problem(answer, 503, "cannot be written")
     assert answer.headers["Retry-After"] == "1"
-    answer = client.put(pages.key(1, 0, 3), pages.body(1, 0, 3))
-    check_problem(answer, 503, "could not store")
-    check_problem(client.register(tiny("org/unwritable-2")), 503, "could not be stored")
     assert client.http.get("/healthz").status_code == 200
-    # What is there is still served.
-    assert client.get(pages.key(0, 0, 6)).content == pages.body(0, 0, 6)
+    # No other folder is begun in the place of one that is gone.
+    check_problem(client.put(pages.key(1, 0, 3), pages.body(1, 0, 3)), 503, "could not store")
+    assert not (tmp_path / "data" / "objects").exists()
+    (tmp_path / "objects-gone").rename(tmp_path / "data" / "objects")
     (tmp_path / "gone").rename(tmp_path / "data" / "tmp")
+    in_the_way.unlink()
     assert client.http.get("/readyz").status_code == 200
     assert client.put(pages.key(1, 0, 3), pages.body(1, 0, 3)).status_code == 201
 
