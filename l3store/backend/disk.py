@@ -166,7 +166,9 @@ class DiskBackend:
         except OSError as error:
             return _named(error, str(new.key))
         finally:
-            _unlink(partial)
+            # Where it could not be made it cannot be removed either; what is left behind is swept at the next start.
+            with contextlib.suppress(OSError):
+                _unlink(partial)
 
     def _create(self, folder: str, partial: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

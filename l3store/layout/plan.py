@@ -51,6 +51,10 @@ class ShardPlan:
     shape: PageShape
     objects: tuple[PlannedObject, ...]
 
+    def span(self, coordinate: Coordinate) -> Span:
+        """Where a run of the plan's layers of one of its head groups lies in the staged page."""
+        return _span(self.shape, coordinate, self.layers, self.groups)
+
 
 def grid_objects(layers: Range, groups: Range | None, layer_partition: int) -> list[Coordinate]:
     """The objects of a run of layers and head groups: layer-major, head-minor. ``groups`` None is MLA."""
