@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tomllib
@@ -17,6 +18,8 @@ from l3store.backend import Ack
 ENV_PREFIX = "L3STORE_"
 DEFAULT_PORT = 9460
 MAX_DEFAULT_RAM = 2 << 30
+MIN_RAM = 1 << 20
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -57,7 +60,7 @@ class Settings(BaseModel):
     capacity: Size | None = Field(
         None, description="bytes of files to keep, as 200G, 1Gi or a number; default 80% of what the disk has for us"
     )
-    ram: Size | None = Field(
+    ram: Annotated[Size, Field(ge=MIN_RAM)] | None = Field(
         None, description="bytes of memory for bodies and hot cells; default a quarter of the machine's, 2Gi at most"
     )
     hot: Amount | None = Field(
@@ -92,8 +95,12 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: 
 
 
 def default_ram() -> int:
-    """A quarter of the machine's memory, `MAX_DEFAULT_RAM` at most."""
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4, MAX_DEFAULT_RAM)
+    """A quarter of the memory that we may use, `MAX_DEFAULT_RAM` at most."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):
+        # A container's own limit; "max" where it has none.
+        memory = min(memory, int(_CGROUP_LIMIT.read_text()))
+    return max(MIN_RAM, min(memory // 4, MAX_DEFAULT_RAM))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

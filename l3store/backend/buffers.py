@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from l3store.errors import RetryError
+from l3store.errors import RetryError, TooLargeError
 
 _GRAIN = 4096
 _STEPS = 8
@@ -74,10 +74,13 @@ class BufferPool:
         return self._allocated - self._free_bytes
 
     async def acquire(self, size: int) -> PooledBuffer:
-        """A buffer with whatever bytes it last held. Raises `RetryError` where none comes free in time."""
+        """A buffer with whatever bytes it last held.
+
+        Raises `RetryError` where none comes free in time, and `TooLargeError` for more than there is.
+        """
         slab = _slab(size)
         if slab > self.total:
-            raise RetryError(f"{size} bytes at once; the service holds {self.total} in memory at most")
+            raise TooLargeError(f"{size} bytes at once; the service has {self.total} for bodies", limit=self.total)
         memory = None if self._waiting else self._try(slab)
         return PooledBuffer(self, memory or await self._wait(slab), size)
 

@@ -144,28 +144,32 @@ class RamTier:
 
     async def delete(self, keys: Sequence[Key]) -> int:
         """Delete objects; how many were there."""
-        self._deletions += 1
-        wanted = set(keys)
-        while self._in_hand & wanted:
-            async with self._progress:
-                await self._progress.wait()
-        unwritten = [key for key in keys if key in self._queue]
-        for key in unwritten:
-            self._dequeue(key)
-        for key in keys:
-            self.forget(key)
+        unwritten = await self._withdraw(keys)
         return len(unwritten) + await self._backend.delete([key for key in keys if key not in unwritten])
 
     async def quarantine(self, key: Key) -> None:
         """Set an object aside."""
-        self._deletions += 1
-        self.forget(key)
+        await self._withdraw([key])
         await self._backend.quarantine(key)
 
     def forget(self, key: Key) -> None:
         """Drop the copy in memory, unless it is the only one."""
         if key not in self._queue and (resident := self._residents.pop(key, None)) is not None:
             self._dismiss(resident)
+
+    async def _withdraw(self, keys: Sequence[Key]) -> set[Key]:
+        """Drop objects from memory, unwritten ones too; the latter are named."""
+        self._deletions += 1
+        wanted = set(keys)
+        while self._in_hand & wanted:
+            async with self._progress:
+                await self._progress.wait()
+        unwritten = {key for key in keys if key in self._queue}
+        for key in unwritten:
+            self._dequeue(key)
+        for key in keys:
+            self.forget(key)
+        return unwritten
 
     async def close(self) -> None:
         """Write everything that was answered, then close the backend."""
@@ -183,6 +187,7 @@ class RamTier:
         deletions = self._deletions
         sums = await self._backend.read(runs, buffer.view)
         self.missed_bytes += length
+        keep = deletions == self._deletions and all(run.count == run.stored_cells for run in runs)
         parts = []
         at = sum_at = 0
         for run in runs:
@@ -190,8 +195,9 @@ class RamTier:
             view = buffer.view[at : at + run.length]
             own = Sums(sums.packed[sum_at : sum_at + size], sums.by_writer)
             parts.append((view, own))
-            # What was deleted meanwhile must not come back from here.
-            if run.count == run.stored_cells and deletions == self._deletions:
+            # What was deleted meanwhile must not come back from here; and what shares its buffer with parts that
+            # nobody could ask for again would hold more memory than it is worth.
+            if keep:
                 self._keep(run.key, _Resident(view, buffer, own, unwritten=False))
             at += run.length
             sum_at += size

@@ -23,7 +23,9 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("topology", nargs="+", help="tp4/pp2, tp2, or with the layers of each stage: tp2/pp3:19+22+19")
     parser.add_argument("--layers", type=int, required=True, help="layers of the model")
-    parser.add_argument("--kv-heads", type=int, default=0, help="KV heads of the model; 0 for MLA [0]")
+    heads = parser.add_mutually_exclusive_group(required=True)
+    heads.add_argument("--kv-heads", type=int, help="KV heads of the model")
+    heads.add_argument("--mla", action="store_true", help="the model has latent attention, and no KV heads")
     parser.add_argument("--head-dim", type=int, required=True, help="head_dim, or the width of the latent row for MLA")
     parser.add_argument("--dtype", default="bfloat16", help="logical KV dtype [bfloat16]")
     parser.add_argument("--itemsize", type=int, default=2, help="bytes of an element [2]")
@@ -34,13 +36,13 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    mla = args.kv_heads == 0
+    mla = args.mla
     fields = Fields(
         model_id=args.model_id,
         dtype=args.dtype,
         page_size=args.page_size,
         rank_replicated=mla,
-        total_kv_heads=args.kv_heads,
+        total_kv_heads=args.kv_heads or 0,
         layer_partition=0,
         head_group=0 if mla else 1,
     )

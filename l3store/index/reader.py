@@ -18,7 +18,9 @@ from l3store.layout import Coordinate, Key, Range, grid_objects
 from l3store.layout.sums import cell_sum, unpack_sums
 
 CHUNK_BYTES = 4 << 20
-"""Pages are read, and handed on, in pieces of about this size."""
+"""Pages are read, and handed on, in pieces of about this size; of less where there is little memory."""
+
+_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,7 @@ class Reader:
         while True:
             pages = self._store.index.leading(query.entry, query.page_hashes, query.need)
             runs = page_runs(self._store.index, query.entry, query.page_hashes[:pages], query.need, order)
-            batches = _batches(runs, CHUNK_BYTES)
+            batches = _batches(runs, min(CHUNK_BYTES, self._store.tier.pool.total // _SHARE))
             found = PageBytes(pages, pages * query.page_bytes, functools.partial(self._next, batches, verify=verify))
             try:
                 await found.begin()
@@ -184,7 +186,7 @@ class Reader:
         if verify:
             try:
                 await asyncio.to_thread(_verify, runs, cells)
-            except CorruptError:
+            except BaseException:
                 cells.release()
                 raise
         return cells

@@ -13,7 +13,7 @@ from l3store.layout.errors import (
     UnsupportedTopologyError,
 )
 from l3store.layout.grid import Fit, Recommendation, meet, recommend_grid
-from l3store.layout.key import Coordinate, Key, parse_coordinate, parse_key, parse_page_hash
+from l3store.layout.key import Coordinate, Key, parse_coordinate, parse_key
 from l3store.layout.namespace import Extension, Fields, Geometry, Namespace, parse_digest
 from l3store.layout.pagehash import chain_seed, hash_pages
 from l3store.layout.plan import (
@@ -61,7 +61,6 @@ __all__ = [
     "parse_coordinate",
     "parse_digest",
     "parse_key",
-    "parse_page_hash",
     "plan_reads",
     "plan_writes",
     "recommend_grid",

@@ -14,6 +14,9 @@ from l3store.layout.plan import Topology, plan_reads, plan_writes
 MIN_OBJECT_BYTES = 256 << 10
 """Below this, what an object costs beside its bytes (a name, a file, an index entry) begins to show."""
 
+MAX_OBJECT_BYTES = 64 << 20
+"""Above this, an object is long in the way of others: on the wire, in memory, and when one bad cell costs all of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
@@ -52,7 +55,7 @@ def recommend_grid(namespace: Namespace, topologies: Sequence[Topology]) -> Reco
     """The grid that lets every topology write whole objects, and as few of them as that allows.
 
     ``head_group`` is the largest that divides every rank's heads. ``layer_partition`` is the largest unit that all
-    stage bounds share; where that makes objects smaller than `MIN_OBJECT_BYTES`, it is the unit that keeps the most
+    stage bounds share; where that makes objects too small or too large, it is the unit that keeps the most
     topologies, then the most bounds, on the grid. Stages off it write parts of objects, which readers put together.
     """
     for topology in topologies:
@@ -91,19 +94,21 @@ def meet(namespace: Namespace, topology: Topology) -> Fit:
 
 def _layer_partition(namespace: Namespace, topologies: Sequence[Topology]) -> int:
     num_layers = namespace.geometry.num_layers
+    smallest = min(num_layers, -(-MIN_OBJECT_BYTES // namespace.cell_bytes))
+    largest = max(smallest, min(num_layers, MAX_OBJECT_BYTES // namespace.cell_bytes))
     bounds = [stage.start for topology in topologies for stage in topology.stages[1:]]
     if not bounds:
-        return num_layers
+        # As few objects as the largest allows, all of a size.
+        return -(-num_layers // -(-num_layers // largest))
     shared = math.gcd(*bounds)
-    if shared * namespace.cell_bytes >= MIN_OBJECT_BYTES or shared == min(bounds):
+    if smallest <= shared <= largest:
         return shared
 
     def worth(unit: int) -> tuple[int, int, int]:
         whole = sum(all(stage.start % unit == 0 for stage in topology.stages) for topology in topologies)
         return whole, sum(bound % unit == 0 for bound in bounds), unit
 
-    smallest = min(num_layers, -(-MIN_OBJECT_BYTES // namespace.cell_bytes))
-    return max(range(smallest, num_layers + 1), key=worth)
+    return max(range(smallest, largest + 1), key=worth)
 
 
 def _with_grid(namespace: Namespace, *, layer_partition: int, head_group: int) -> Namespace:

@@ -16,7 +16,6 @@ MAX_KEY = 160
 _NUMBER = r"(0|[1-9][0-9]{0,4})"
 _COORDINATE = re.compile(rf"L{_NUMBER}-{_NUMBER}(?:_H{_NUMBER})?")
 _KEY = re.compile(rf"([0-9a-f]{{64}})_({DIGEST_PATTERN})_(L.*)")
-_PAGE_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,13 +76,6 @@ def parse_key(text: str) -> Key:
             "with 64 lowercase hex digits of page hash"
         )
     return Key(match[1], match[2], parse_coordinate(match[3]))
-
-
-def parse_page_hash(text: str) -> str:
-    """Check a page hash. Raises `InvalidKeyError`."""
-    if not _PAGE_HASH.fullmatch(text):
-        raise InvalidKeyError(f"{_shown(text)} is not a page hash: it has 64 lowercase hex digits")
-    return text
 
 
 def _shown(text: str) -> str:

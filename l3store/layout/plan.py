@@ -16,6 +16,9 @@ from l3store.layout.key import Coordinate
 from l3store.layout.namespace import Namespace
 from l3store.layout.shape import PageShape, Range, Span
 
+MAX_RANKS = 4096
+"""Tensor-parallel ranks of one stage; more is a typing error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -129,8 +132,8 @@ class Topology:
     stages: tuple[Range, ...]
 
     def __post_init__(self) -> None:
-        if self.tp < 1 or not self.stages or self.stages[0].start != 0:
-            raise UnsupportedTopologyError(f"{self!r}: needs tp >= 1 and stages from layer 0 on")
+        if not 1 <= self.tp <= MAX_RANKS or not self.stages or self.stages[0].start != 0:
+            raise UnsupportedTopologyError(f"TP{self.tp}: needs 1 to {MAX_RANKS} ranks, and stages from layer 0 on")
         for before, after in zip(self.stages, self.stages[1:], strict=False):
             if before.end != after.start:
                 raise UnsupportedTopologyError(f"stage {after} does not begin where the one before ends, {before.end}")

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bytes unless the name says otherwise.
-
-    receive_timeout  seconds without a byte of a body before its sender is given up
-    """
+    """Bytes unless the name says otherwise."""
 
     max_pages: int = 32_768
     max_object_bytes: int = 256 << 20
@@ -19,7 +16,6 @@ class Limits:
     max_write_bytes: int = 4 << 30
     max_write_objects: int = 32_768
     max_json_bytes: int = 16 << 20
-    receive_timeout: float = 60.0
 
     def within(self, memory: int) -> Limits:
         """These limits where bodies have ``memory`` bytes: no single one may take more than a quarter of it."""

@@ -53,6 +53,8 @@ def query_span(query: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _strict(size: int, offset: int, length: int | None) -> Span:
+    if offset >= size:
+        raise _unsatisfiable(f"offset {offset}", size)
     count = size - offset if length is None else length
     if count < 1 or offset + count > size:
         raise _unsatisfiable(f"{count} bytes from {offset}", size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr, StringConstraints
 
 from l3store.index import Near, Order, Registration, Usage
 from l3store.layout import Namespace
@@ -50,7 +50,7 @@ class ExtensionFields(_Request):
 
 
 Labels = Annotated[
-    dict[Annotated[str, StringConstraints(max_length=64)], StrictStr | StrictBool | StrictInt | float],
+    dict[Annotated[str, StringConstraints(max_length=64)], StrictStr | StrictBool | StrictInt | FiniteFloat],
     Field(max_length=32, description="not part of the digest; `hash` says how pages are hashed: plain or bigram"),
 ]
 

@@ -9,7 +9,8 @@ from starlette.types import Scope
 
 from l3store.errors import SlowBodyError
 from l3store.service.http.exchange import EXTENSION, Exchange
-from l3store.service.limits import Limits
+
+_STALL_SECONDS = 60.0
 
 
 class BodyReader:
@@ -18,10 +19,9 @@ class BodyReader:
     On our own connections bytes are received where they are wanted; elsewhere they come as ASGI messages.
     """
 
-    def __init__(self, request: Request, limits: Limits) -> None:
+    def __init__(self, request: Request) -> None:
         self._wire = wire_of(request.scope)
         self._messages = request.receive
-        self._timeout = limits.receive_timeout
         self._rest = memoryview(b"")
         self._more = True
 
@@ -54,10 +54,10 @@ class BodyReader:
             if not self._more:
                 raise ClientDisconnect
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(_STALL_SECONDS):
                     message = await self._messages()
             except TimeoutError as error:
-                raise SlowBodyError(f"no byte of the body came for {self._timeout:g} seconds") from error
+                raise SlowBodyError(f"no byte of the body came for {_STALL_SECONDS:g} seconds") from error
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             self._more = message.get("more_body", False)

@@ -267,6 +267,37 @@ async def test_writes_wait_where_too_much_is_unwritten(tmp_path: Path, monkeypat
     await tiered.close()
 
 
+async def test_what_is_quarantined_before_it_is_written_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotten in memory: the next writer stores it anew, and nothing of the rot reaches the disk."""
+    tiered = Tiered(tmp_path / "data", Ack.RAM)
+    real = tiered.disk.put
+    go_on = asyncio.Event()
+
+    async def slow(objects: Sequence[NewObject]) -> list[bool | Exception]:
+        await go_on.wait()
+        return await real(objects)
+
+    monkeypatch.setattr(tiered.disk, "put", slow)
+    first, second = new_object(key_of(0)), new_object(key_of(1))
+    await tiered.put([first])
+    await asyncio.sleep(0)
+    await tiered.put([second])
+    cells = await tiered.tier.read([run_of(second.key)])
+    cells.views[0][5] ^= 1
+    cells.release()
+    await tiered.tier.quarantine(second.key)
+    with pytest.raises(MissError):
+        await tiered.tier.read([run_of(second.key)])
+    assert await tiered.put([second]) == [True]
+    go_on.set()
+    await tiered.settle()
+    tiered.tier.forget(second.key)
+    assert await read_back(tiered, second.key) == second.body
+    await tiered.close()
+
+
 async def test_sums_come_from_memory_too(tmp_path: Path) -> None:
     tiered = Tiered(tmp_path / "data", Ack.FILE)
     one, two = new_object(key_of(0), 1), new_object(key_of(1), 9)

@@ -28,7 +28,7 @@ def l3store(*args: str | Path, timeout: float = 30) -> subprocess.CompletedProce
 def test_help_names_every_command_and_version_the_version() -> None:
     done = l3store("--help")
     assert done.returncode == 0
-    for command in ("serve", "demo", "plan", "check", "schemas"):
+    for command in ("serve", "demo", "plan", "check", "bench", "schemas"):
         assert command in done.stdout
     assert l3store("--version").stdout == f"l3store {__version__}\n"
 
@@ -113,7 +113,7 @@ def test_plan_recommends_the_grid_that_every_topology_can_write(capsys: pytest.C
 
 def test_plan_takes_uneven_stages_replicated_heads_and_mla(capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--layers", "61", "--head-dim", "576"]
-    assert main(["plan", "tp8/pp3:19+22+20", "tp4", *common, "--json"]) == 0
+    assert main(["plan", "tp8/pp3:19+22+20", "tp4", *common, "--mla", "--json"]) == 0
     mla = json.loads(capsys.readouterr().out)
     assert mla["head_group"] == 0
     assert [t["topology"] for t in mla["topologies"]] == ["TP8/PP3 (19+22+20 layers)", "TP4/PP1"]
@@ -127,7 +127,8 @@ def test_plan_takes_uneven_stages_replicated_heads_and_mla(capsys: pytest.Captur
         (["four"], "is not a topology: write tp4/pp2"),
         (["tp4/pp2:30"], "2 stages, but layers for 1"),
         (["tp4/pp2:30+29"], "ends at layer 59, the model at 60"),
-        (["tp0"], "tp >= 1"),
+        (["tp0"], "1 to 4096 ranks"),
+        (["tp800000000"], "1 to 4096 ranks"),
         (["tp4/pp61"], "61 pipeline stages for 60 layers"),
         (["tp3"], "do not divide"),
         (["tp4", "--dtype", "torch.bfloat16"], "dtype"),

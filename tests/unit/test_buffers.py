@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from l3store.backend import BufferPool, PooledBuffer
 from l3store.backend.buffers import _slab
-from l3store.errors import RetryError
+from l3store.errors import RetryError, TooLargeError
 
 PAGE = 4096
 
@@ -69,7 +69,7 @@ async def test_who_waits_is_served_in_turn() -> None:
 
 
 async def test_more_than_there_is_is_refused_at_once() -> None:
-    with pytest.raises(RetryError, match="at most"):
+    with pytest.raises(TooLargeError, match="4096 for bodies"):
         await BufferPool(PAGE).acquire(2 * PAGE)
 
 

@@ -24,7 +24,6 @@ from l3store.service.http.outgoing import Outgoing
 from l3store.service.problems import problem_response
 
 _HEAD_SECONDS = 30.0
-_STALL_SECONDS = 60.0
 _LINGER_SECONDS = 5.0
 _LINGER_BYTES = 64 << 20
 
@@ -41,6 +40,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._keep_alive_seconds: float = config.timeout_keep_alive
         self._loop: asyncio.AbstractEventLoop = _loop or asyncio.get_running_loop()
         self._exchange: Exchange | None = None
+        self._outgoing: Outgoing | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ending = False
         self._stopping = False
@@ -52,8 +52,14 @@ class WireConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
-        self._outgoing = Outgoing(self._loop, transport.get_extra_info("socket"), timeout=_STALL_SECONDS)
-        self._incoming = Incoming(self._transport, timeout=_STALL_SECONDS)
+        self._incoming = Incoming(self._transport)
+        try:
+            self._outgoing = Outgoing(self._loop, transport.get_extra_info("socket"))
+        except OSError as error:
+            # No descriptor is left for it. Whoever is connected already goes on; this one may come again.
+            _log.warning("a connection was turned away: %s", error)
+            self._close()
+            return
         self._client = transport.get_extra_info("peername")
         self._server = transport.get_extra_info("sockname")
         self._state.connections.add(self)
@@ -78,10 +84,9 @@ class WireConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
         self._incoming.end(lost=True)
-        self._outgoing.close()
+        if self._outgoing is not None:
+            self._outgoing.close()
         self._state.connections.discard(self)
-        if self._exchange is not None:
-            self._exchange.disconnect()
 
     def pause_writing(self) -> None:
         """Nothing is written through the transport."""
@@ -125,6 +130,7 @@ class WireConnection(asyncio.BufferedProtocol):
     def _begin(self, head: Head, app: ASGIApp) -> None:
         self._heads = HeadReader()
         self._in_head = False
+        assert self._outgoing is not None
         self._incoming.begin_body(head.length if head.framed else 0)
         self._exchange = Exchange(
             head, self._incoming, self._outgoing, app_state=self._app_state, client=self._client, server=self._server
@@ -153,11 +159,14 @@ class WireConnection(asyncio.BufferedProtocol):
     def _after(self, exchange: Exchange) -> None:
         if not exchange.complete:
             self._close()
-        elif exchange.last or self._stopping or self._incoming.ended:
+        elif exchange.last or self._stopping:
             self._end(unread=not exchange.head.framed or self._incoming.left > 0 or self._incoming.head_bytes > 0)
         else:
             self._set_timer(self._keep_alive_seconds)
             self._next()
+            if self._incoming.ended and self._exchange is None:
+                # It asked several things, ended its half, and has all its answers.
+                self._close()
 
     # The end
 
@@ -167,6 +176,7 @@ class WireConnection(asyncio.BufferedProtocol):
             self._close()
             return
         self._ending = True
+        assert self._outgoing is not None
         self._outgoing.end()
         self._incoming.drop_all()
         self._set_timer(_LINGER_SECONDS)

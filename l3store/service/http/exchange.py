@@ -124,10 +124,6 @@ class Exchange:
         with _disconnects():
             await self._send(buffers, end=False)
 
-    def disconnect(self) -> None:
-        """The connection is lost."""
-        self.last = True
-
     async def _ask(self) -> None:
         """Say 100 Continue to a client that waits for it."""
         if self._continue:

@@ -13,6 +13,7 @@ MAX_HEAD_BYTES = 64 << 10
 """A request line and its headers; beyond it, 431."""
 
 _BLANK_LINE = b"\r\n\r\n"
+_VERSIONS = {"1.0", "1.1"}
 _WITH_BODY = {"PUT", "POST", "PATCH"}
 
 
@@ -62,6 +63,8 @@ class HeadReader:
             # Offers to upgrade are ordinary (curl makes one where it could speak HTTP/2), and may be ignored.
             pass
         except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _AmbiguousError):
+                raise RefusedError(str(error.__context__)) from error
             raise RefusedError(f"this is not an HTTP/1.1 request, or its framing is ambiguous: {error}") from error
         self._fed = end
         if blank < 0:
@@ -76,11 +79,19 @@ class HeadReader:
         head = self._sink.head
         head.method = self._parser.get_method().decode("ascii")
         head.version = self._parser.get_http_version()
+        if head.version not in _VERSIONS:
+            raise RefusedError(f"HTTP/{head.version[:8]} is not spoken here: HTTP/1.1 is")
+        if self._sink.hosts > 1 or (head.version == "1.1" and not self._sink.hosts):
+            raise RefusedError("a request has exactly one Host header (RFC 9112, 3.2)")
         head.keep_alive = head.version == "1.1" and b"close" not in self._sink.connection
         # A body whose length was forgotten would be read as the next request.
         head.framed = head.framed and (self._sink.measured or head.method not in _WITH_BODY)
         _read_target(head)
         return head
+
+
+class _AmbiguousError(ValueError):
+    """Raised in a callback of the parser, which wraps it."""
 
 
 class _Sink:
@@ -91,17 +102,25 @@ class _Sink:
         self.connection = b""
         self.complete = False
         self.measured = False
+        self.hosts = 0
 
     def on_url(self, url: bytes) -> None:
         self.head.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
+        # Blanks around a value are not part of it (RFC 9110, 5.5), and the parser leaves those behind it.
+        value = value.strip(b" \t")
         self.head.headers.append((name, value))
-        if name == b"content-length":
-            # A length that is no number, or a second one, is refused by the parser or by the application.
+        if name == b"host":
+            self.hosts += 1
+        elif name == b"content-length":
+            if not value.isdigit() or len(value) > 19:
+                raise _AmbiguousError("Content-Length is not a number")
+            if self.measured:
+                raise _AmbiguousError("more than one Content-Length")
             self.measured = True
-            self.head.length = int(value) if value.isdigit() else 0
+            self.head.length = int(value)
         elif name == b"transfer-encoding":
             self.head.framed = False
         elif name == b"expect":

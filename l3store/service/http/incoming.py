@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from l3store.errors import SlowBodyError, WrongLengthError
 from l3store.service.http.head import MAX_HEAD_BYTES
+from l3store.service.http.pace import Pace
 
 # Where dropped bytes go. One for all connections: nobody reads it.
 _WASTE = memoryview(bytearray(256 << 10))
@@ -20,14 +21,14 @@ class _Target:
     whole: bool
     filled: asyncio.Future[int]
     count: int = 0
+    watch: asyncio.TimerHandle | None = None
 
 
 class Incoming:
     """Bytes of one connection, sorted into heads and bodies. Reading stops where nobody wants what would come."""
 
-    def __init__(self, transport: asyncio.Transport, *, timeout: float) -> None:
-        """``timeout``: seconds without a byte of a body that somebody waits for."""
-        self._timeout = timeout
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._pace = Pace()
         self._transport = transport
         self._buffer = memoryview(bytearray(MAX_HEAD_BYTES))
         self._start = self._stop = 0
@@ -146,27 +147,31 @@ class Incoming:
         if self.ended:
             raise self._cut(lost=False)
         assert self._target is None, "one reader at a time"
-        loop = asyncio.get_running_loop()
-        target = self._target = _Target(view, whole, loop.create_future())
-        stalled = loop.call_later(self._timeout, self._check_progress, target, 0)
+        if self.left == self._announced:
+            # Its sender was not asked for it before.
+            self._pace.start()
+        target = self._target = _Target(view, whole, asyncio.get_running_loop().create_future())
+        self._watch(target)
         self._steer()
         try:
             return await target.filled
         finally:
-            stalled.cancel()
+            if target.watch is not None:
+                target.watch.cancel()
             # Also where the wait was cancelled: nothing may be received into memory that its owner has given up.
             self._target = None
             self._steer()
 
-    def _check_progress(self, target: _Target, before: int) -> None:
-        if target is not self._target:
-            return
-        if target.count == before:
-            target.filled.set_exception(SlowBodyError(f"no byte of the body came for {self._timeout:g} seconds"))
-            return
-        asyncio.get_running_loop().call_later(self._timeout, self._check_progress, target, target.count)
+    def _watch(self, target: _Target) -> None:
+        """Give the body up where it does not keep its pace."""
+        patience = self._pace.patience()
+        if patience > 0:
+            target.watch = asyncio.get_running_loop().call_later(patience, self._watch, target)
+        elif not target.filled.done():
+            target.filled.set_exception(SlowBodyError(f"the body comes slower than {Pace.words()}"))
 
     def _fill(self, target: _Target, count: int) -> None:
+        self._pace.moved(count)
         target.count += count
         if target.count == len(target.view) or not target.whole:
             self._target = None

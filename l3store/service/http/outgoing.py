@@ -8,8 +8,10 @@ import socket
 from collections.abc import Sequence
 
 from l3store.layout.sums import Buffer
+from l3store.service.http.pace import Pace
 
 _VECTORS = 512
+_TURN_BYTES = 4 << 20
 
 
 class Outgoing:
@@ -19,20 +21,25 @@ class Outgoing:
     descriptor of the same socket. When `send` returns, the kernel has everything, and the memory may be used again.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket, *, timeout: float) -> None:
-        """``timeout``: seconds that the other side may take nothing for."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket) -> None:
+        """Raises OSError where no descriptor is left."""
         self._loop = loop
         self._socket = socket.socket(fileno=os.dup(connected.fileno()))
         self._socket.setblocking(False)
-        self._timeout = timeout
+        self._pace = Pace()
         self._waiting: asyncio.Future[None] | None = None
         self._closed = False
 
     async def send(self, buffers: Sequence[Buffer]) -> None:
         """Send all of it. Raises ConnectionError where the other side is gone, or takes nothing for too long."""
         views = [memoryview(buffer) for buffer in buffers if len(buffer)]
-        at = 0
+        self._pace.start()
+        at = turn = 0
         while at < len(views):
+            if turn >= _TURN_BYTES:
+                # A reader that keeps up never makes us wait; the others have to get their turn all the same.
+                await asyncio.sleep(0)
+                turn = 0
             if self._closed:
                 raise ConnectionResetError("the connection is closed")
             try:
@@ -40,6 +47,8 @@ class Outgoing:
             except BlockingIOError:
                 await self._writable()
                 continue
+            turn += sent
+            self._pace.moved(sent)
             while at < len(views) and sent >= len(views[at]):
                 sent -= len(views[at])
                 at += 1
@@ -68,10 +77,10 @@ class Outgoing:
         self._waiting = self._loop.create_future()
         self._loop.add_writer(self._socket, self._ready)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._pace.patience()):
                 await self._waiting
         except TimeoutError as error:
-            raise ConnectionAbortedError(f"the other side took nothing for {self._timeout} s") from error
+            raise ConnectionAbortedError(f"the other side takes less than {Pace.words()}") from error
         finally:
             self._waiting = None
             if not self._closed:

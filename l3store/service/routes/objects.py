@@ -12,6 +12,7 @@ from l3store.errors import (
     L3Error,
     MissError,
     PreconditionError,
+    TooLargeError,
     UnsatisfiableError,
     WrongLengthError,
     WrongSumsError,
@@ -80,6 +81,12 @@ async def get_object(request: Request, service: Service) -> Response:
         if not service.store.has(name):
             raise _miss(name) from None
         raise
+    wanted = size if span is None else span.length
+    if wanted > service.limits.max_object_bytes:
+        most = service.limits.max_object_bytes
+        raise TooLargeError(
+            f"{wanted} bytes in one answer; {most} at most: ask for fewer layers or a range", limit=most
+        )
     if span is None:
         return await _whole(service, name, size)
     return await _part(service, name, span, size=size, cell_bytes=cell_bytes)
@@ -114,7 +121,7 @@ async def put_object(request: Request, service: Service) -> Response:
     created = False
     if not service.store.has(name):
         with await service.pool.acquire(length) as held:
-            await BodyReader(request, service.limits).read_into(held.view)
+            await BodyReader(request).read_into(held.view)
             service.metrics.received.inc(length)
             [result] = await service.store.put([await received(name, held, cell_bytes, sums)])
             if isinstance(result, L3Error):
@@ -190,12 +197,14 @@ async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes
 def _answer(
     service: Context, status: int, views: Sequence[Buffer], cells: Cells, length: int, headers: dict[str, str]
 ) -> Response:
-    service.metrics.sent.inc(length)
-    return BytesResponse(_once(views), status=status, length=length, headers=headers, done=cells.release)
+    return BytesResponse(
+        _once(service, views, length), status=status, length=length, headers=headers, done=cells.release
+    )
 
 
-async def _once(views: Sequence[Buffer]) -> AsyncIterator[Sequence[Buffer]]:
+async def _once(service: Context, views: Sequence[Buffer], length: int) -> AsyncIterator[Sequence[Buffer]]:
     yield views
+    service.metrics.sent.inc(length)
 
 
 def _cut(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:

@@ -26,7 +26,8 @@ from l3store.service.wire import BodyReader
 router = resource_router("/v1/pages", "pages", WireRoute)
 
 _WRITE_BATCH_BYTES = 8 << 20
-"""Bodies of a write are handed to the backend together up to this size, while the next ones are received."""
+_WRITE_SHARE = 8
+"""Bodies of a write are handed to the backend together up to this size, or share of the memory, while the next come."""
 
 
 @router.post("/match")
@@ -88,7 +89,7 @@ _WRITE_BODY: dict[str, Any] = {
 async def write_pages(request: Request, service: Service) -> WriteResults:
     """Store many objects. Each is created, exists or has an error of its own; the others are stored all the same."""
     declared: int = request.scope["l3store.content_length"]
-    body = BodyReader(request, service.limits)
+    body = BodyReader(request)
     if declared < LENGTH_BYTES:
         raise WrongLengthError("a body begins with 4 bytes: the length of its manifest")
     size = int.from_bytes(await body.read(LENGTH_BYTES), "little")
@@ -117,7 +118,7 @@ class _Writing:
         results: list[WriteResult] = []
         storing: asyncio.Task[list[WriteResult]] | None = None
         try:
-            for batch in _batches(items):
+            for batch in _batches(items, min(_WRITE_BATCH_BYTES, self._service.pool.total // _WRITE_SHARE)):
                 with ExitStack() as held:
                     bodies = [await self._receive(item, held) for item in batch]
                     if storing is not None:
@@ -161,11 +162,11 @@ def _result(item: Item, outcome: bool | L3Error | None) -> WriteResult:
     return WriteResult(key=item.text, status="created" if outcome else "exists")
 
 
-def _batches(items: list[Item]) -> list[list[Item]]:
+def _batches(items: list[Item], most: int) -> list[list[Item]]:
     batches: list[list[Item]] = []
     size = 0
     for item in items:
-        if size + _held_bytes(item) > _WRITE_BATCH_BYTES or not batches:
+        if size + _held_bytes(item) > most or not batches:
             batches.append([])
             size = 0
         batches[-1].append(item)
@@ -200,8 +201,8 @@ def _range(pair: tuple[int, int] | None) -> Range | None:
 async def _body(service: Context, found: PageBytes, *, with_sums: bool) -> AsyncIterator[Sequence[Buffer]]:
     sums = []
     async for cells in found:
-        service.metrics.sent.inc(cells.length)
         yield cells.views
+        service.metrics.sent.inc(cells.length)
         if with_sums:
             sums.append(cells.sums.packed)
     if sums:
