@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from l3store.errors import RefusedError, UnsatisfiableError
 from l3store.layout import Span
@@ -63,3 +63,15 @@ def _strict(size: int, offset: int, length: int | None) -> Span:
 
 def _unsatisfiable(what: str, size: int) -> UnsatisfiableError:
     return UnsatisfiableError(f"{what} of an object of {size} bytes", size=size)
+
+
+def cut(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:
+    """``length`` bytes from ``offset`` of views in a row."""
+    cut = []
+    for view in views:
+        piece = view[min(offset, len(view)) :][:length]
+        offset -= min(offset, len(view))
+        length -= len(piece)
+        if len(piece):
+            cut.append(piece)
+    return cut

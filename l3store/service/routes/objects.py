@@ -18,9 +18,10 @@ from l3store.errors import (
     WrongSumsError,
 )
 from l3store.layout import Coordinate, Key, Span, parse_key
-from l3store.layout.sums import Buffer, content_tag, decode_sums, encode_sums
+from l3store.layout.sums import Buffer, decode_sums, encode_sums
+from l3store.service.conditional import etag, matches
 from l3store.service.context import Context, Service
-from l3store.service.ranges import query_span, wanted_span
+from l3store.service.ranges import cut, query_span, wanted_span
 from l3store.service.receiving import received
 from l3store.service.responses import MEDIA_TYPE, BytesResponse
 from l3store.service.routing import WireRoute, resource_router
@@ -68,8 +69,8 @@ async def get_object(request: Request, service: Service) -> Response:
     cell_bytes, size = _sizes(service, name)
     range_header = request.headers.get("range")
     if "if-none-match" in request.headers or "if-range" in request.headers:
-        tag = _etag(await service.reader.read_sums(name))
-        if _matches(request.headers.get("if-none-match"), tag):
+        tag = etag(await service.reader.read_sums(name))
+        if matches(request.headers.get("if-none-match"), tag):
             return Response(status_code=304, headers={"ETag": tag})
         if request.headers.get("if-range", tag) != tag:
             range_header = None
@@ -181,7 +182,7 @@ async def _whole(service: Context, key: Key, size: int) -> Response:
 
 async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes: int) -> Response:
     """A range. The cells that it touches are read whole; those it cuts are verified here, as its reader cannot."""
-    tag = _etag(await service.reader.read_sums(key))
+    tag = etag(await service.reader.read_sums(key))
     first, end = span.offset // cell_bytes, -(-span.end // cell_bytes)
     at = key.coordinate
     part = Coordinate(at.start_layer + first, at.start_layer + end, at.head_group)
@@ -190,7 +191,7 @@ async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes
     cells = await service.reader.read_object(Key(key.page_hash, key.digest, part), verify=not whole)
     if whole:
         headers["L3-Sums"] = encode_sums(cells.sums.packed)
-    views = _cut(cells.views, span.offset - first * cell_bytes, span.length)
+    views = cut(cells.views, span.offset - first * cell_bytes, span.length)
     return _answer(service, 206, views, cells, span.length, headers)
 
 
@@ -207,32 +208,10 @@ async def _once(service: Context, views: Sequence[Buffer], length: int) -> Async
     service.metrics.sent.inc(length)
 
 
-def _cut(views: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:
-    """``length`` bytes from ``offset`` of views in a row."""
-    cut = []
-    for view in views:
-        piece = view[min(offset, len(view)) :][:length]
-        offset -= min(offset, len(view))
-        length -= len(piece)
-        if len(piece):
-            cut.append(piece)
-    return cut
-
-
 def _headers(sums: Sums) -> dict[str, str]:
     return {
-        "ETag": _etag(sums),
+        "ETag": etag(sums),
         "Accept-Ranges": "bytes",
         "L3-Sums": encode_sums(sums.packed),
         "L3-Sums-By": "writer" if sums.by_writer else "service",
     }
-
-
-def _etag(sums: Sums) -> str:
-    return f'"{content_tag(sums.packed)}"'
-
-
-def _matches(if_none_match: str | None, tag: str) -> bool:
-    if if_none_match is None:
-        return False
-    return if_none_match.strip() == "*" or tag in (t.strip().removeprefix("W/") for t in if_none_match.split(","))
