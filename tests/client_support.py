@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from l3client.breaker import BackOff
 from l3client.connector import Connector, StagingOptions
 from l3client.pools import KVPool, MHAPool, MLAPool
 from l3client.transport import L3Client, Timeouts
@@ -82,12 +83,15 @@ class Worker:
         num_pages: int,
         read_only: bool = False,
         staging: StagingOptions | None = None,
+        back_off: BackOff | None = None,
     ) -> None:
         self.shard = shard
         self.pool = make_pool(namespace, shard, num_pages)
         # Small: what the engine wants of staging costs a quarter of a second for each rank.
         staging = staging or StagingOptions(buffer_bytes=1 << 20, buffers=3)
-        self.connector = Connector(client, namespace, shard, self.pool, read_only=read_only, staging=staging)
+        self.connector = Connector(
+            client, namespace, shard, self.pool, read_only=read_only, staging=staging, back_off=back_off
+        )
 
     def __enter__(self) -> Self:
         self.connector.__enter__()

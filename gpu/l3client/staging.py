@@ -18,6 +18,18 @@ from l3client.streams import Event
 _POLL_SECONDS = 0.5e-3
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagingOptions:
+    """``buffers`` host buffers of ``buffer_bytes``, shared by both directions.
+
+    Who finds none free for ``timeout`` seconds gives its transfer up.
+    """
+
+    buffer_bytes: int = 32 << 20
+    buffers: int = 4
+    timeout: float = 30.0
+
+
 class StagingTimeoutError(TimeoutError):
     """No staging buffer came free in time."""
 

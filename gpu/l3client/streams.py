@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -21,12 +21,14 @@ _names = itertools.count()
 _CLOSE_CHECK_SECONDS = 0.05
 # CUDA has no wait with a limit: the event is asked again after this long, then twice as long, up to the second value.
 _POLL_SECONDS = (20e-6, 1e-3)
+_JOIN_SECONDS = 5.0
 
 
 class StreamClosedError(RuntimeError):
     """The stream was closed before this work began, so it never will."""
 
 
+@runtime_checkable
 class Event(Protocol):
     """The end of one piece of work on a stream."""
 
@@ -50,8 +52,12 @@ class Stream(Protocol):
     def wait_event(self, event: Event) -> None:
         """Let work submitted from now on begin after ``event``, of any stream. Raises StreamClosedError once closed."""
 
-    def close(self) -> None:
-        """Take no more work. What has not begun ends with StreamClosedError; what has begun is not interrupted."""
+    def close(self, seconds: float = _JOIN_SECONDS) -> Event:
+        """Take no more work. What has not begun ends with StreamClosedError; what has begun is not interrupted.
+
+        A thread is waited for, ``seconds`` at most; what a device does is not. Returns the end of all work that the
+        stream ever took. May be called again, to wait longer.
+        """
 
 
 def open_stream(device: torch.device | str) -> Stream:
@@ -60,6 +66,38 @@ def open_stream(device: torch.device | str) -> Stream:
     if device.type == "cuda":
         return CUDAStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return CPUStream()
+
+
+def as_event(after: Event | torch.cuda.Event) -> Event:
+    """What a caller orders work with, as an `Event`. Raises TypeError for what cannot be waited for."""
+    if isinstance(after, torch.cuda.Event):
+        return CUDAEvent(after, None)
+    if not isinstance(after, Event):
+        raise TypeError(f"{after!r:.80} is neither a torch.cuda.Event nor has it error, done() and wait(timeout)")
+    return after
+
+
+def work_so_far(device: torch.device) -> Event | None:
+    """The end of what the caller has enqueued on its current stream of ``device``; None for a device without streams.
+
+    The caller's thread counts: torch keeps a current stream for each.
+    """
+    if device.type != "cuda":
+        return None
+    raw = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    raw.record(torch.cuda.current_stream(device))
+    return CUDAEvent(raw, None)
+
+
+def wait_for(event: Event, stop: Callable[[], bool]) -> bool:
+    """Wait for anybody's event here; False where ``stop()`` came first. Raises what its ``wait`` raises."""
+    while not stop():
+        asked = time.monotonic()
+        if event.wait(_CLOSE_CHECK_SECONDS):
+            return True
+        # One that answers at once, against its contract, must not make us spin.
+        time.sleep(max(0.0, asked + _CLOSE_CHECK_SECONDS - time.monotonic()))
+    return False
 
 
 class CPUEvent:
@@ -90,12 +128,14 @@ class CPUEvent:
 class CPUStream:
     """Work on one daemon thread of its own."""
 
-    def __init__(self, *, join_seconds: float = 5.0) -> None:
-        """``close`` waits ``join_seconds`` at most for the piece of work that has begun."""
+    def __init__(self, *, join_seconds: float = _JOIN_SECONDS) -> None:
+        """``close`` waits ``join_seconds`` at most for the piece of work that has begun, unless it is told."""
         self._join_seconds = join_seconds
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._order = threading.Lock()
+        self._end = CPUEvent()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"l3client-stream-{next(_names)}", daemon=True)
         self._thread.start()
 
@@ -105,6 +145,9 @@ class CPUStream:
         def task() -> None:
             if self._closed.is_set():
                 event.complete(StreamClosedError(f"{self._thread.name} was closed before this work began"))
+                return
+            if self._failure is not None:
+                event.complete(self._failure)
                 return
             try:
                 fn()
@@ -117,20 +160,25 @@ class CPUStream:
         return event
 
     def wait_event(self, event: Event) -> None:
+        """Where waiting itself fails, what was to come after it never may: later work ends with that error."""
+
         def task() -> None:
-            while not self._closed.is_set() and not event.wait(_CLOSE_CHECK_SECONDS):
-                pass
+            try:
+                wait_for(event, self._closed.is_set)
+            except BaseException as error:  # noqa: BLE001 - it belongs to the work that depends on this, and the thread lives on
+                self._failure = self._failure or error
 
         self._put(task)
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> Event:
         with self._order:
             if not self._closed.is_set():
                 self._closed.set()
                 self._end_waiting_tasks()
                 self._tasks.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(self._join_seconds)
+            self._thread.join(self._join_seconds if seconds is None else seconds)
+        return self._end
 
     def _end_waiting_tasks(self) -> None:
         # Here and not on the thread, which may be stuck in its last piece: nobody may wait for what will not begin.
@@ -153,6 +201,7 @@ class CPUStream:
             task()
             # An idle thread must not keep the buffers of the last piece alive.
             del task
+        self._end.complete()
 
 
 class CUDAEvent:
@@ -194,6 +243,7 @@ class CUDAStream:
     def __init__(self, raw: torch.cuda.Stream) -> None:
         self.raw = raw
         self._closed = threading.Event()
+        self._end: CUDAEvent | None = None
         # Held while enqueueing, or the work of two submitters would mix. A piece of work may submit to its own stream.
         self._order = threading.RLock()
 
@@ -219,12 +269,22 @@ class CUDAStream:
             with self._order:
                 self.raw.wait_event(event.raw)
             return
-        while not self._closed.is_set() and not event.wait(_CLOSE_CHECK_SECONDS):
-            pass
+        wait_for(event, self._closed.is_set)
 
-    def close(self) -> None:
+    def close(self, seconds: float = 0.0) -> Event:  # the device is waited for by whoever has the event
         """Take no more work; what was enqueued runs on, and its events complete."""
         self._closed.set()
+        # Under the lock of those who enqueue: nothing comes after this event.
+        with self._order:
+            if self._end is None:
+                raw = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                error: RuntimeError | None = None
+                try:
+                    raw.record(self.raw)
+                except RuntimeError as raised:  # the device is lost to this process
+                    error = raised
+                self._end = CUDAEvent(raw, error)
+            return self._end
 
     def _require_open(self) -> None:
         if self._closed.is_set():

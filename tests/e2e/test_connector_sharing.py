@@ -251,9 +251,9 @@ def test_a_pool_that_is_not_this_shard_is_refused(l3: L3Client) -> None:
     for other in (Shard(layers=Range(0, 4), heads=Range(0, 4)), Shard(layers=Range(0, 5), heads=Range(0, 2))):
         with pytest.raises(ValueError, match="the pool has"):
             Connector(l3, namespace, shard, make_pool(namespace, other, 2))
-    fp8 = MODELS["gqa fp8"]
-    with pytest.raises(ValueError, match="row_bytes"):
-        Connector(l3, namespace, shard, make_pool(fp8, shard, 2))
+    for other_model, reason in (("v narrower", "row_bytes"), ("gqa fp8", "float8_e4m3fn and .* dtype bfloat16")):
+        with pytest.raises(ValueError, match=reason):
+            Connector(l3, namespace, shard, make_pool(MODELS[other_model], shard, 2))
 
 
 def test_attach_tells_what_comes_close(l3: L3Client) -> None:

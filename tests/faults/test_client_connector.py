@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+import torch
 
-from l3client.connector import StagingOptions
+from l3client.breaker import BackOff, BackOffError
+from l3client.connector import Connector, StagingOptions
+from l3client.pools import MHAPool
 from l3client.streams import CPUEvent, StreamClosedError
 from l3client.transfer import Transfer
 from l3client.transport import L3Client, Timeouts
-from l3store.errors import ConnectError, TransportError
+from l3store.errors import ConnectError, L3Error, TooLargeError, TransportError
 from l3store.layout import Coordinate, Key, Namespace, Range, Shard
-from tests.client_support import LastPieceError, Proxy, ScriptedServer, Truth, Worker, hold, revive
+from tests.client_support import (
+    LastPieceError,
+    Proxy,
+    ScriptedServer,
+    Truth,
+    Worker,
+    answer,
+    hold,
+    read_request,
+    revive,
+)
 from tests.support import Service, tiny, wait_for
 
 LAYERS, PAGES = 8, 12
@@ -444,7 +459,7 @@ def test_four_threads_back_up_and_restore_over_one_connector(service: Service) -
         for thread in range(4):
             assert worker.holds(truth, range(thread * PAGES, (thread + 1) * PAGES))
         assert not worker.connector.failures
-        wait_for(lambda: not worker.connector._under_way)
+        wait_for(lambda: not worker.connector._lanes.under_way)
         assert worker.connector._staging.stats().in_use == 0
 
 
@@ -452,4 +467,158 @@ def test_every_transfer_is_forgotten_at_its_end(reader: tuple[Worker, Truth]) ->
     worker, truth = reader
     transfers: list[Transfer] = [worker.connector.restore(truth.hashes, range(PAGES)) for _ in range(5)]
     assert [transfer.wait(30) for transfer in transfers] == [PAGES] * 5
-    wait_for(lambda: not worker.connector._under_way)
+    wait_for(lambda: not worker.connector._lanes.under_way)
+
+
+def test_an_answer_that_no_parser_can_take_is_no_hit() -> None:
+    namespace = model("deep")
+    truth = Truth(namespace, "deep", 2)
+
+    def deep(connection: socket.socket, _number: int) -> None:
+        while True:
+            read_request(connection)
+            connection.sendall(answer("200 OK", b'{"pages":' + b"[" * 200_000, "Content-Type: application/json"))
+
+    with (
+        ScriptedServer(deep) as server,
+        L3Client(server.url, timeouts=QUICK) as client,
+        Worker(client, namespace, ALL, num_pages=2) as worker,
+    ):
+        assert worker.connector.match(truth.hashes) == 0
+        assert worker.connector.backup(truth.hashes, [0, 1]).wait(10) == 0
+        assert worker.connector.failures == {"ProtocolError": 2}
+
+
+def test_whatever_a_match_meets_is_counted_and_no_hit(
+    reader: tuple[Worker, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, truth = reader
+
+    def bug(*_: object) -> int:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(worker.connector._client.control, "match", bug)
+    assert worker.connector.match(truth.hashes) == 0
+    assert worker.connector.failures == {"KeyError": 1}
+
+
+def test_a_service_that_does_not_answer_is_left_alone_for_a_while() -> None:
+    namespace = model("back-off")
+    truth = Truth(namespace, "back-off", 2)
+    healthy = threading.Event()
+
+    def script(connection: socket.socket, _number: int) -> None:
+        read_request(connection)
+        if healthy.is_set():
+            connection.sendall(answer("200 OK", b'{"pages": 2}'))
+
+    with (
+        ScriptedServer(script) as server,
+        L3Client(server.url, timeouts=QUICK) as client,
+        Worker(client, namespace, ALL, num_pages=2, back_off=BackOff(failures=2, first=1)) as worker,
+    ):
+        now = [0.0]
+        worker.connector._breaker._clock = lambda: now[0]
+        assert [worker.connector.match(truth.hashes) for _ in range(2)] == [0, 0]
+        asked = server.accepted
+        healthy.set()
+        assert worker.connector.match(truth.hashes) == 0
+        for transfer in (
+            worker.connector.restore(truth.hashes, [0, 1]),
+            worker.connector.backup(truth.hashes, [0, 1]),
+        ):
+            assert (transfer.done, transfer.wait()) == (True, 0)
+            assert isinstance(transfer.error, BackOffError)
+        assert server.accepted == asked
+        assert worker.connector.failures["BackOffError"] == 3
+        now[0] += 1.01
+        assert [worker.connector.match(truth.hashes) for _ in range(2)] == [2, 2]
+
+
+def test_a_service_that_forgot_the_namespace_is_told_again(own: Service) -> None:
+    namespace = model("forgot")
+    truth = Truth(namespace, "forgot", 3)
+    with (
+        L3Client(own.url, timeouts=QUICK) as client,
+        Worker(client, namespace, ALL, num_pages=3) as worker,
+        httpx.Client(base_url=own.url, trust_env=False) as plain,
+    ):
+        worker.connector.attach({"engine": "tests"})
+        worker.fill(truth, range(3))
+        assert plain.delete(f"/v1/namespaces/{namespace.digest}").is_success
+        assert worker.connector.match(truth.hashes) == 0
+        assert worker.connector.backup(truth.hashes, range(3)).wait(20) == 3
+        assert worker.connector.match(truth.hashes) == 3
+        assert plain.get(f"/v1/namespaces/{namespace.digest}").json()["labels"] == [{"engine": "tests"}]
+
+
+def test_what_the_service_did_not_take_is_the_transfers_error(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    namespace = model("why")
+    service = start_service(tmp_path / "data", "--capacity", str(namespace.shape().page_bytes // 4))
+    truth = Truth(namespace, "why", 4)
+    with L3Client(service.url) as client, Worker(client, namespace, ALL, num_pages=4) as worker:
+        worker.connector.attach()
+        transfer = worker.connector.backup(truth.hashes, range(4))
+        assert transfer.wait(30) < 4
+        assert isinstance(transfer.error, L3Error)
+        assert transfer.error.detail
+
+
+def test_attach_refuses_objects_that_the_service_will_never_take(
+    reader: tuple[Worker, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, truth = reader
+    size = worker.connector.plan.objects[0].span.length
+    limits = {"max_object_bytes": size - 1}
+    control = worker.connector._client.control
+    monkeypatch.setattr(control, "version", lambda: {"limits": limits})
+    with pytest.raises(TooLargeError, match=rf"have {size} bytes, and http.* takes {size - 1} at most"):
+        worker.connector.attach()
+    limits["max_object_bytes"] = size
+    worker.connector.attach()
+    monkeypatch.setattr(control, "version", lambda: {"limits": {"max_object_bytes": 1}})
+    with Worker(worker.connector._client, truth.namespace, ALL, num_pages=1, read_only=True) as other:
+        other.connector.attach()  # what it never writes is no matter
+
+
+def test_two_restores_are_under_way_at_once(service: Service) -> None:
+    namespace, truth = stored(service, "two-at-once")
+    both = threading.Barrier(2)
+
+    def meet(count: int, _head: str) -> None:
+        if count < 2:
+            both.wait(10)
+
+    with (
+        Proxy(service, on_request=meet) as proxy,
+        L3Client(proxy.url) as client,
+        Worker(client, namespace, ALL, num_pages=2 * PAGES) as worker,
+    ):
+        ids = [range(PAGES), range(PAGES, 2 * PAGES)]
+        restores = [worker.connector.restore(truth.hashes, pages) for pages in ids]
+        assert [transfer.wait(20) for transfer in restores] == [PAGES] * 2
+        assert all(worker.holds(truth, pages) for pages in ids)
+
+
+def typed(dtype: torch.dtype) -> MHAPool:
+    shape = model("dtypes").shape()
+    dim = shape.row_bytes[0] // dtype.itemsize
+    tensors = [torch.zeros(shape.page_size, 4, dim, dtype=dtype) for _ in range(2 * LAYERS)]
+    return MHAPool(tensors[:LAYERS], tensors[LAYERS:], page_size=shape.page_size)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8, torch.int8])
+def test_a_pool_of_the_namespaces_dtype_or_of_bytes_is_taken(dtype: torch.dtype) -> None:
+    with L3Client("http://127.0.0.1:9") as client, Connector(client, model("dtypes"), ALL, typed(dtype)):
+        pass
+
+
+def test_a_pool_of_another_dtype_is_refused() -> None:
+    """Its bytes would fit, and mean something else."""
+    with (
+        L3Client("http://127.0.0.1:9") as client,
+        pytest.raises(ValueError, match="tensors are float16 and the namespace says dtype bfloat16"),
+    ):
+        Connector(client, model("dtypes"), ALL, typed(torch.float16))

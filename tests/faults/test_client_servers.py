@@ -615,3 +615,64 @@ def test_room_that_is_not_that_of_the_pages_asked_is_refused(sizes: list[int]) -
     views = [memoryview(bytearray(size)) for size in sizes]
     with always(b"") as server, L3Client(server.url) as client, pytest.raises(ValueError, match="3 pages need as many"):
         client.read_pages(PART, HASHES, SHAPE, views, order=Order.PAGE)
+
+
+IN_ALL = Timeouts(connect=1, read=1, write=1, pool=1, call=0.5)
+
+
+@pytest.mark.parametrize("call", EVERY_CALL)
+def test_a_call_that_is_in_time_for_every_phase_ends_all_the_same(call: Call) -> None:
+    def drip(connection: socket.socket, _number: int) -> None:
+        read_request(connection)
+        length = len(OBJECT) * 3 + 3 * 2 * 8 if call is read else len(OBJECT)
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nL3-Pages: 3\r\n{SUMS}\r\n\r\n"
+        connection.sendall(head.encode())
+        for _ in range(100):
+            time.sleep(0.1)
+            connection.sendall(b" ")
+
+    with ScriptedServer(drip) as server, L3Client(server.url, timeouts=IN_ALL) as client:
+        began = time.monotonic()
+        with pytest.raises(TimeoutExpiredError) as raised:
+            call(client)
+        assert time.monotonic() - began < 3
+        assert raised.value.phase in {"call", "read"}
+
+
+@pytest.mark.parametrize("call", EVERY_CALL)
+def test_a_head_that_comes_byte_by_byte_ends_as_well(call: Call) -> None:
+    def drip(connection: socket.socket, _number: int) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        for _ in range(100):
+            time.sleep(0.1)
+            connection.sendall(b"z")
+
+    with ScriptedServer(drip) as server, L3Client(server.url, timeouts=IN_ALL) as client:
+        began = time.monotonic()
+        with pytest.raises(TimeoutExpiredError):
+            call(client)
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("call", [match, missing])
+def test_a_control_answer_without_an_end_is_not_kept(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("l3client.transport.control._MAX_ANSWER", 1 << 20)
+
+    def endless(connection: socket.socket, _number: int) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            connection.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+
+    with (
+        ScriptedServer(endless) as server,
+        L3Client(server.url, timeouts=PATIENT) as client,
+        pytest.raises(ProtocolError, match="more than 1048576 bytes"),
+    ):
+        call(client)
+
+
+def test_time_for_a_call_grows_with_what_it_moves() -> None:
+    timeouts = Timeouts(call=2, bytes_per_sec=1 << 20)
+    assert [timeouts.whole(count) for count in (0, 1 << 20, 10 << 20)] == [2, 3, 12]

@@ -17,6 +17,7 @@ def test_an_mha_pool_says_what_it_holds() -> None:
     pool = MHAPool(tensors(3, 32, 4, 128), tensors(3, 32, 4, 64), page_size=8)
     assert (pool.page_size, pool.num_layers, pool.num_pages, pool.heads) == (8, 3, 4, 4)
     assert pool.row_bytes == (256, 128)
+    assert pool.dtypes == (torch.bfloat16, torch.bfloat16)
     assert pool.components == 2
     assert pool.page_bytes == 3 * 8 * 4 * (256 + 128)
     assert pool.device == torch.device("cpu")

@@ -12,7 +12,22 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from l3client.streams import CPUEvent, CPUStream, CUDAStream, Event, Stream, StreamClosedError, open_stream
+from l3client.lanes import Lane
+from l3client.streams import (
+    CPUEvent,
+    CPUStream,
+    CUDAEvent,
+    CUDAStream,
+    Event,
+    Stream,
+    StreamClosedError,
+    as_event,
+    open_stream,
+    wait_for,
+    work_so_far,
+)
+from l3client.transfer import Transfer
+from l3store.layout import Range
 
 
 @pytest.fixture
@@ -279,3 +294,132 @@ def test_a_closed_cuda_stream_takes_no_work(cuda: list[object]) -> None:
         stream.submit(lambda: None)
     with pytest.raises(StreamClosedError):
         stream.wait_event(event)
+
+
+class LyingEvent(CPUEvent):
+    """Says at once that it is not over, or fails at being waited for."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        super().__init__()
+        self.asked = 0
+        self.failure = failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+        return self.done()
+
+
+def test_a_wait_that_fails_fails_what_depends_on_it_and_the_thread_lives(stream: Stream) -> None:
+    failure = RuntimeError("CUDA error: device-side assert")
+    stream.wait_event(LyingEvent(failure))
+    events = [stream.submit(lambda: pytest.fail("ran without its order")) for _ in range(2)]
+    assert all(event.wait(10) for event in events)
+    assert [event.error for event in events] == [failure] * 2
+    end = stream.close()
+    assert end.done()
+
+
+def test_an_event_that_answers_at_once_does_not_make_its_waiter_spin() -> None:
+    event = LyingEvent()
+    timer = threading.Timer(0.2, event.complete)
+    timer.start()
+    assert wait_for(event, lambda: False)
+    assert event.asked < 20
+    timer.join()
+    assert wait_for(LyingEvent(), lambda: True) is False
+
+
+def test_close_returns_the_end_of_all_work() -> None:
+    stream = open_stream("cpu")
+    gate, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        gate.wait(10)
+
+    stream.submit(work)
+    assert begun.wait(10)
+    end = stream.close(0)
+    assert not end.done()
+    gate.set()
+    assert stream.close(10) is end
+    assert end.done()
+
+
+def test_nothing_is_enqueued_after_the_end_that_closing_a_cuda_stream_returns(cuda: list[object]) -> None:
+    """Work that is being enqueued while another thread closes comes before the end."""
+    stream = open_stream("cuda")
+    assert isinstance(stream, CUDAStream)
+    inside, gate = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def enqueue() -> None:
+        inside.set()
+        gate.wait(10)
+        order.append("work")
+
+    worker = threading.Thread(target=stream.submit, args=(enqueue,))
+    worker.start()
+    assert inside.wait(10)
+
+    def close() -> None:
+        end = stream.close()
+        assert isinstance(end, CUDAEvent)
+        order.append("end")
+        recorded_on.append(end.raw.recorded_on)  # type: ignore[attr-defined]
+
+    recorded_on: list[object] = []
+    closer = threading.Thread(target=close)
+    closer.start()
+    closer.join(0.1)
+    assert closer.is_alive()
+    gate.set()
+    worker.join(10)
+    closer.join(10)
+    assert order == ["work", "end"]
+    assert recorded_on == [stream.raw]
+
+
+def test_a_callers_event_is_ours_or_one_of_torch(cuda: list[object]) -> None:
+    ours, raw = CPUEvent(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    assert as_event(ours) is ours
+    wrapped = as_event(raw)
+    assert isinstance(wrapped, CUDAEvent)
+    assert wrapped.raw is raw
+    with pytest.raises(TypeError, match=r"neither a torch.cuda.Event nor has it error, done\(\) and wait"):
+        as_event(object())  # type: ignore[arg-type]
+
+
+def test_work_so_far_is_recorded_on_the_callers_current_stream(
+    cuda: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: dict[torch.device, FakeStream] = {torch.device("cuda", 1): FakeStream()}
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
+    event = work_so_far(torch.device("cuda", 1))
+    assert isinstance(event, CUDAEvent)
+    assert event.raw.recorded_on is streams[torch.device("cuda", 1)]  # type: ignore[attr-defined]
+    assert work_so_far(torch.device("cpu")) is None
+
+
+def test_copies_follow_a_cuda_event_on_the_device_and_no_other_lane_does(cuda: list[object]) -> None:
+    first, second = Lane(torch.device("cuda")), Lane(torch.device("cuda"))
+    try:
+        event = as_event(torch.cuda.Event())  # type: ignore[no-untyped-call]
+        first.follow(event, Transfer(1, Range(0, 1)))
+        assert [lane.copies.raw.waited for lane in (first, second)] == [[event.raw], []]  # type: ignore[attr-defined]
+    finally:
+        first.worker.close()
+        second.worker.close()
+
+
+def test_an_engines_cuda_stream_waits_for_a_layer_on_the_device(cuda: list[object]) -> None:
+    transfer = Transfer(4, Range(0, 1))
+    copies = open_stream("cuda")
+    copy = transfer.begin(Range(0, 1), lambda: copies.submit(lambda: None))
+    transfer.advance(1, 4)
+    engine = CUDAStream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    assert transfer.wait_layer_on(engine, 0, timeout=10) == 4
+    assert engine.raw.waited == [copy.raw]  # type: ignore[attr-defined]
+    assert not copy.done()

@@ -22,7 +22,7 @@ from l3store.layout import Namespace, Range
 
 _WRITE_OBJECTS = 4096
 _READY_SECONDS = 30.0
-_PATIENT = Timeouts(connect=10, read=60, write=60, pool=60)
+_PATIENT = Timeouts(connect=10, read=60, write=60, pool=60, call=60)
 _SWITCHES = ("sums", "verify")
 """What a keyword of the client's that turns sums off may be called."""
 

@@ -20,6 +20,7 @@ class KVPool:
     num_pages   pages the pool holds
     heads       KV heads on this worker (1 for MLA)
     row_bytes   bytes of one head's row of one slot, for each component: (K, V), or (latent,)
+    dtypes      of the tensors, for each component
     device      where every tensor lies
     """
 
@@ -35,6 +36,7 @@ class KVPool:
         self.num_pages = first.shape[0] // page_size
         self.heads = first.shape[1]
         self.row_bytes = tuple(layers[0].shape[2] * layers[0].element_size() for layers in components.values())
+        self.dtypes = tuple(layers[0].dtype for layers in components.values())
         self.device = first.device
         self._layers = tuple(
             tuple(tensor.view(torch.uint8) for tensor in layer) for layer in zip(*components.values(), strict=True)

@@ -90,8 +90,9 @@ class L3Client:
         self._pool = ConnectionPool(address, limit=connections, timeouts=timeouts)
 
     def close(self) -> None:
-        self._control.close()
+        """End all calls, those under way as well: they raise `ConnectError`."""
         self._pool.close()
+        self._control.close()
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +277,7 @@ def _written(answer: bytearray, bodies: Sequence[Body]) -> list[Written]:
     try:
         results = json.loads(answer)["results"]
         written = [Written(r["key"], r["status"] == "created", _error_of(r)) for r in results]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"write gave what cannot be read: {error}") from error
     if [w.key for w in written] != [str(b.key) for b in bodies]:
         raise ProtocolError("write answered for other keys than were sent")

@@ -8,6 +8,7 @@ import re
 import select
 import socket
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,12 +54,20 @@ class Connection:
         host = f"[{address.host}]" if ":" in address.host else address.host
         self._host = f"{host}:{address.port}"
         self._rest = memoryview(b"")
+        self._began = time.monotonic()
+        self._moving = 0
         self.reusable = True
         self.answered = False
         self._socket = self._connect(address)
 
     def close(self) -> None:
         self._socket.close()
+
+    def abort(self) -> None:
+        """End what another thread does with this connection: it gets `ConnectError`, and then closes it."""
+        with contextlib.suppress(OSError):
+            # Not the one of an SSLSocket, which takes away what the other thread is using.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     @property
     def stale(self) -> bool:
@@ -72,11 +81,13 @@ class Connection:
         """
         self.answered = False
         length = sum(map(len, body))
+        self._began = time.monotonic()
+        self._moving = length
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {length}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         try:
-            self._send([memoryview(head), *body])
+            self._send([memoryview(request), *body])
         except TransportError:
             # The service may have refused early and stopped reading: what it said is worth more than that it stopped.
             self.reusable = False
@@ -84,7 +95,9 @@ class Connection:
                 with contextlib.suppress(TransportError):
                     self._answer()
             raise
-        return self._answer()
+        head = self._answer()
+        self._moving += head.length
+        return head
 
     def receive(self, scatter: Scatter) -> None:
         """Receive exactly what the scatter has room for."""
@@ -201,7 +214,7 @@ class Connection:
             return from_problem(head.status, {})
         try:
             problem = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             problem = {"detail": f"HTTP status {head.status}: {bytes(body[:200])!r}"}
         return from_problem(head.status, problem if isinstance(problem, dict) else {})
 
@@ -213,7 +226,11 @@ class Connection:
         return bool(poller.poll(0))
 
     def _phase(self, phase: str) -> _Phase:
-        return _Phase(self._socket, self._name, phase, getattr(self._timeouts, phase))
+        whole = self._timeouts.whole(self._moving)
+        left = self._began + whole - time.monotonic()
+        if left <= 0:
+            raise TimeoutExpiredError(f"{self._name}: the call took longer than {whole:.1f} s", phase="call")
+        return _Phase(self._socket, self._name, phase, min(left, getattr(self._timeouts, phase)))
 
 
 class _Phase:
@@ -234,7 +251,7 @@ class _Phase:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, TimeoutError):
             raise TimeoutExpiredError(
-                f"{self._name}: nothing moved for {self._seconds} s", phase=self._phase
+                f"{self._name}: nothing moved for {self._seconds:.3g} s", phase=self._phase
             ) from error
         if isinstance(error, OSError) and not isinstance(error, L3Error):
             raise ConnectError(f"{self._name}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from l3client.transport.deadline import DeadlineTransport, deadline
 from l3client.transport.timeouts import Timeouts
 from l3store.errors import ConnectError, ProtocolError, TimeoutExpiredError, from_problem
 from l3store.layout import Coordinate, Key, Namespace, Range, parse_coordinate
@@ -21,6 +23,7 @@ _PHASES: dict[type[httpx.TimeoutException], str] = {
 }
 _ERROR = 400
 _SUCCESS = {200, 201, 204}
+_MAX_ANSWER = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,15 @@ class Control:
     """Thread-safe. Errors are those of `l3store.errors`."""
 
     def __init__(self, url: str, *, timeouts: Timeouts, limit: int, context: ssl.SSLContext | None) -> None:
+        self._seconds = timeouts.call
         self._http = httpx.Client(
             base_url=url,
             timeout=httpx.Timeout(
                 connect=timeouts.connect, read=timeouts.read, write=timeouts.write, pool=timeouts.pool
             ),
-            limits=httpx.Limits(max_connections=limit),
-            verify=context or False,
+            # What an answer unpacks to has no bound.
+            headers={"Accept-Encoding": "identity"},
+            transport=DeadlineTransport(limit=limit, context=context),
             trust_env=False,
         )
 
@@ -107,18 +112,28 @@ class Control:
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:
-            response = self._http.request(method, path, json=body) if body else self._http.request(method, path)
+            with deadline(self._seconds), self._http.stream(method, path, json=body) as response:
+                content = _content(response)
         except httpx.TimeoutException as error:
             phase = _PHASES.get(type(error), "read")
             raise TimeoutExpiredError(f"{method} {path}: {phase} timed out", phase=phase) from error
         except (httpx.HTTPError, RuntimeError) as error:  # of a closed client, httpx raises RuntimeError
             raise ConnectError(f"{method} {path}: {error}") from error
         try:
-            answer = response.json() if response.content else {}
-        except ValueError:
+            answer = json.loads(content) if content else {}
+        except (ValueError, RecursionError):
             answer = None
         if response.status_code >= _ERROR:
             raise from_problem(response.status_code, answer if isinstance(answer, dict) else {})
         if not isinstance(answer, dict) or response.status_code not in _SUCCESS:
             raise ProtocolError(f"{method} {path}: HTTP status {response.status_code} and no JSON object")
         return answer
+
+
+def _content(response: httpx.Response) -> bytearray:
+    content = bytearray()
+    for piece in response.iter_raw():
+        content += piece
+        if len(content) > _MAX_ANSWER:
+            raise ProtocolError(f"{response.url.path}: an answer of more than {_MAX_ANSWER} bytes")
+    return content

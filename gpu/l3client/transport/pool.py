@@ -21,6 +21,7 @@ class ConnectionPool:
         self._timeouts = timeouts
         self._slots = threading.BoundedSemaphore(limit)
         self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -47,22 +48,26 @@ class ConnectionPool:
             self._slots.release()
 
     def close(self) -> None:
-        """Close idle connections now, and those in use when their exchange ends."""
+        """Close idle connections, and end the exchanges of those in use: they raise `ConnectError`."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            # Under the lock, or a connection could be closed, and its number be another file's, before we reach it.
+            for connection in self._busy:
+                connection.abort()
         for connection in idle:
             connection.close()
 
     def _run_on(self, connection: Connection, exchange: Callable[[Connection], _T]) -> _T:
         try:
+            self._take_up(connection)
             result = exchange(connection)
         except L3Error as error:
             # An error that the service answered whole leaves the connection in order.
             self._put_back(connection, usable=not isinstance(error, TransportError))
             raise
         except BaseException:
-            connection.close()
+            self._put_back(connection, usable=False)
             raise
         self._put_back(connection, usable=True)
         return result
@@ -75,8 +80,15 @@ class ConnectionPool:
                 return kept
             kept.close()
 
+    def _take_up(self, connection: Connection) -> None:
+        with self._lock:
+            if self._closed:
+                raise ConnectError("this client was closed")
+            self._busy.add(connection)
+
     def _put_back(self, connection: Connection, *, usable: bool) -> None:
         with self._lock:
+            self._busy.discard(connection)
             if usable and connection.reusable and not self._closed:
                 self._idle.append(connection)
                 return
