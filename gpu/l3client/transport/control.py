@@ -112,8 +112,8 @@ class Control:
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:
-            with deadline(self._seconds), self._http.stream(method, path, json=body) as response:
-                content = _content(response)
+            with deadline(self._seconds):
+                response, content = self._exchange(method, path, body)
         except httpx.TimeoutException as error:
             phase = _PHASES.get(type(error), "read")
             raise TimeoutExpiredError(f"{method} {path}: {phase} timed out", phase=phase) from error
@@ -128,6 +128,22 @@ class Control:
         if not isinstance(answer, dict) or response.status_code not in _SUCCESS:
             raise ProtocolError(f"{method} {path}: HTTP status {response.status_code} and no JSON object")
         return answer
+
+    def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[httpx.Response, bytearray]:
+        """One request and its answer.
+
+        A kept connection may have been closed by the service just now. All that may be repeated is asked once more.
+        """
+        try:
+            return self._ask(method, path, body)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            if method == "DELETE":
+                raise
+            return self._ask(method, path, body)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[httpx.Response, bytearray]:
+        with self._http.stream(method, path, json=body) as response:
+            return response, _content(response)
 
 
 def _content(response: httpx.Response) -> bytearray:
