@@ -35,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
 def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> None:
     """Serve until SIGINT or SIGTERM, then finish what is in flight."""
     # A disk thread gives the interpreter up for every system call, and waits up to so long to get it back from a busy
-    # loop. Python's own 5 ms made writes of 2 MiB take 1.3 to 1.5 times as long.
+    # loop, 5 ms by default. How much this gains is not measured well yet: docs/performance.md.
     sys.setswitchinterval(_SWITCH_SECONDS)
     logging.getLogger("asyncio").addFilter(Sparing())
     config = uvicorn.Config(
