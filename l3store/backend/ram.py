@@ -107,6 +107,15 @@ class RamTier:
             self._writing = asyncio.create_task(self._write_behind())
         return answers
 
+    def whole(self, key: Key) -> Cells | None:
+        """A whole object, to be released, where it is in memory."""
+        resident = self._residents.get(key)
+        if resident is None:
+            return None
+        self._residents.move_to_end(key)
+        self.hit_bytes += len(resident.view)
+        return Cells([resident.view], resident.sums, [resident.buffer.retain()])
+
     async def read(self, runs: Sequence[CellRun]) -> Cells:
         """The cells of runs, in their order; see `Backend.read` for what is raised."""
         residents = [self._residents.get(run.key) for run in runs]

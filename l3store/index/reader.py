@@ -115,6 +115,8 @@ class Reader:
 
     async def read_object(self, key: Key, *, verify: bool) -> Cells:
         """The bytes that a key names, to be released. Raises `MissError` where they are not all stored."""
+        if not verify and (hot := self._hot(key)) is not None:
+            return hot
         while True:
             runs = self._object_runs(key)
             try:
@@ -190,6 +192,14 @@ class Reader:
                 cells.release()
                 raise
         return cells
+
+    def _hot(self, key: Key) -> Cells | None:
+        """An object that was stored as it is asked and is in memory: most reads of objects, and the fastest way."""
+        entry = self._store.entry_of(key)
+        if key.coordinate not in self._store.index.runs(entry, key.page_hash).coordinates:
+            return None
+        self._store.index.touch(entry, key.page_hash)
+        return self._store.tier.whole(key)
 
     def _object_runs(self, key: Key) -> list[CellRun]:
         entry = self._store.entry_of(key)

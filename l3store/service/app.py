@@ -9,21 +9,34 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from l3store import __version__
 from l3store.index import Reader, Store
 from l3store.service import problems
 from l3store.service.context import Context
-from l3store.service.framing import Framing
+from l3store.service.guard import Guard
 from l3store.service.limits import Limits
-from l3store.service.metrics import Measured, Metrics
+from l3store.service.metrics import Metrics
 from l3store.service.routes import ROUTERS
 
 _log = logging.getLogger("l3store.service")
 
 
 class App(FastAPI):
-    """FastAPI whose schema says what this service answers: problem documents instead of FastAPI's 422."""
+    """FastAPI whose requests go through one guard to their routes.
+
+    Its schema says what this service answers: problem documents instead of FastAPI's 422.
+    """
+
+    guard: Guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        await self.guard(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -62,17 +75,9 @@ def create_app(store: Store, limits: Limits | None = None, *, on_ready: Callable
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    app.state.context = Context(
-        store=store,
-        reader=Reader(store),
-        limits=limits,
-        metrics=metrics,
-    )
-    problems.install(app, ROUTERS)
     # Not included but taken over, before FastAPI's own: one flat list in the order of use is searched fastest.
     app.router.routes[:0] = [route for router in ROUTERS for route in router.routes]
-    app.add_middleware(Framing, limits=limits)
-    app.add_middleware(Measured, metrics=metrics)
+    app.guard = Guard(app.router, Context(store=store, reader=Reader(store), limits=limits, metrics=metrics))
     return app
 
 

@@ -12,6 +12,9 @@ from l3store.index import Reader, Store
 from l3store.service.limits import Limits
 from l3store.service.metrics import Metrics
 
+SCOPE_KEY = "l3store.service"
+"""Where the context stands in the scope of a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -28,14 +31,8 @@ class Context:
 
 def context_of(request: Request) -> Context:
     """The context of the service that a request came to."""
-    context = request.app.state.context
-    assert isinstance(context, Context)
+    context: Context = request.scope[SCOPE_KEY]
     return context
 
 
-async def _context(request: Request) -> Context:
-    # A coroutine, as FastAPI runs plain functions on a thread.
-    return context_of(request)
-
-
-Service = Annotated[Context, Depends(_context)]
+Service = Annotated[Context, Depends(context_of)]

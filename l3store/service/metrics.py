@@ -3,60 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+from bisect import bisect_left
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from l3store.index import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
 
 class Metrics:
-    """One registry for one service."""
+    """One registry for one service. Counted as plain numbers, on the loop's thread, and shaped when they are asked."""
 
     def __init__(self, store: Store) -> None:
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.requests: dict[tuple[str, str, int], int] = {}
+        self.seconds: dict[tuple[str, str], Histogram] = {}
         self._registry = CollectorRegistry()
-        self._registry.register(_StoreCollector(store))
-        self._requests = Counter(
-            "l3store_requests", "Requests answered", ["method", "route", "status"], registry=self._registry
-        )
-        self._seconds = Histogram(
-            "l3store_request_seconds",
-            "From the headers of a request to the last byte of its answer",
-            ["method", "route"],
-            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-            registry=self._registry,
-        )
-        self.received = Counter("l3store_received_bytes", "Object bytes received", registry=self._registry)
-        self.sent = Counter("l3store_sent_bytes", "Object bytes sent", registry=self._registry)
-
-        # Looking a child up by its labels costs more than counting.
-        self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._registry.register(_Collected(self, store))
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
         key = (method, route, status)
-        known = self._counters.get(key)
-        if known is None:
-            known = self._requests.labels(method, route, str(status)), self._seconds.labels(method, route)
-            self._counters[key] = known
-        known[0].inc()
-        known[1].observe(seconds)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        histogram = self.seconds.get(key[:2])
+        if histogram is None:
+            histogram = self.seconds[key[:2]] = Histogram()
+        histogram.observe(seconds)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
 
 
-class _StoreCollector(Collector):
-    def __init__(self, store: Store) -> None:
+class Histogram:
+    """How many observations fell into each of `_BUCKETS`, or beyond them; and their sum."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BUCKETS) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(_BUCKETS, value)] += 1
+        self.sum += value
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it), as the exposition format wants them."""
+        counts, total = [], 0
+        for bound, count in zip([*map(str, _BUCKETS), "+Inf"], self.counts, strict=True):
+            total += count
+            counts.append((bound, float(total)))
+        return counts
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: Metrics, store: Store) -> None:
+        self._metrics = metrics
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._wire()
+        yield from self._stored()
+
+    def _wire(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("l3store_requests", "Requests answered", labels=["method", "route", "status"])
+        for (method, route, status), count in self._metrics.requests.items():
+            requests.add_metric([method, route, str(status)], count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            "l3store_request_seconds",
+            "From the headers of a request to the last byte of its answer",
+            labels=["method", "route"],
+        )
+        for labels, histogram in self._metrics.seconds.items():
+            seconds.add_metric(labels, histogram.cumulated(), histogram.sum)
+        yield seconds
+        yield CounterMetricFamily("l3store_received_bytes", "Object bytes received", self._metrics.received_bytes)
+        yield CounterMetricFamily("l3store_sent_bytes", "Object bytes sent", self._metrics.sent_bytes)
+
+    def _stored(self) -> Iterator[Metric]:
         usage = self._store.index.total
         yield GaugeMetricFamily("l3store_objects", "Objects stored", usage.objects)
         yield GaugeMetricFamily("l3store_pages", "Pages of which anything is stored", len(self._store.index))
@@ -73,34 +105,3 @@ class _StoreCollector(Collector):
         for field in dataclasses.fields(self._store.counters):
             name = f"l3store_{field.name}"
             yield CounterMetricFamily(name, field.name.replace("_", " "), getattr(self._store.counters, field.name))
-
-
-class Measured:
-    """ASGI middleware that counts requests by route, not by path: a path has a key in it."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = 0
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        began = time.monotonic()
-        try:
-            await self._app(scope, receive, noting)
-        except Exception:
-            # Answered further out, where it cannot be seen from here.
-            status = status or 500
-            raise
-        finally:
-            route = getattr(scope.get("route"), "path", "none")
-            self._metrics.answered(scope["method"], route, status, time.monotonic() - began)

@@ -1,62 +1,73 @@
-"""How the routes of the wire are made and called."""
+"""How routes are made and called."""
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope, Send
 
 from l3store.errors import RefusedError
 from l3store.service.context import context_of
 from l3store.service.shapes import Problem
 
-_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
 
 class WireRoute(APIRoute):
     """A FastAPI route, found, guarded and described like any other, and called directly.
 
-    Its endpoint takes ``request``, ``service`` and a pydantic ``body``, any of them, and returns a response or a
-    pydantic model. Resolving more general parameters takes longer than reading a hot cell.
+    Its endpoint is a coroutine function that takes ``request``, ``service``, a pydantic ``body`` and parameters of the
+    path as text, any of them, and returns a response, a pydantic model, or None. Resolving more general parameters
+    takes longer than reading a hot cell.
     """
 
-    def get_route_handler(self) -> _Handler:
-        endpoint = self.endpoint
-        hints = typing.get_type_hints(endpoint)
-        wanted = inspect.signature(endpoint).parameters
-        body_type: type[BaseModel] | None = hints.get("body")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        wanted = inspect.signature(self.endpoint).parameters
+        self._wants_request = "request" in wanted
+        self._wants_service = "service" in wanted
+        self._body: type[BaseModel] | None = typing.get_type_hints(self.endpoint).get("body")
+        self._from_path = tuple(name for name in wanted if name not in {"request", "service", "body"})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self.methods:
+            # Raises what says so.
+            await super().handle(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        arguments: dict[str, Any] = {name: scope["path_params"][name] for name in self._from_path}
+        if self._wants_request:
+            arguments["request"] = request
+        if self._wants_service:
+            arguments["service"] = context_of(request)
+        if self._body is not None:
+            arguments["body"] = await _read(request, self._body)
+        await self._response(await self.endpoint(**arguments))(scope, receive, send)
+
+    def _response(self, result: Response | BaseModel | None) -> Response:
+        if isinstance(result, Response):
+            return result
         status = self.status_code or 200
-
-        async def handle(request: Request) -> Response:
-            arguments: dict[str, Any] = {}
-            if "request" in wanted:
-                arguments["request"] = request
-            if "service" in wanted:
-                arguments["service"] = context_of(request)
-            if body_type is not None:
-                arguments["body"] = await _read(request, body_type)
-            result = await endpoint(**arguments)
-            if isinstance(result, BaseModel):
-                text = result.model_dump_json(exclude_none=self.response_model_exclude_none)
-                return Response(text, status, media_type="application/json")
-            answer: Response = result
-            return answer
-
-        return handle
+        if result is None:
+            return Response(status_code=status)
+        return model_response(result, status, exclude_none=self.response_model_exclude_none)
 
 
-def resource_router(prefix: str, tag: str, route: type[APIRoute] = APIRoute) -> APIRouter:
+def model_response(model: BaseModel, status: int, *, exclude_none: bool = False) -> Response:
+    """A pydantic model as JSON."""
+    return Response(model.model_dump_json(exclude_none=exclude_none), status, media_type="application/json")
+
+
+def resource_router(prefix: str, tag: str) -> APIRouter:
     """A router for one resource, whose errors are described as problem documents."""
     return APIRouter(
         prefix=prefix,
         tags=[tag],
-        route_class=route,
+        route_class=WireRoute,
         responses={"default": {"model": Problem, "description": "problem"}},
         generate_unique_id_function=_operation_id,
     )

@@ -48,7 +48,7 @@ class Writing:
             return None
         buffer = held.enter_context(await self._service.pool.acquire(item.length))
         await self._body.read_into(buffer.view)
-        self._service.metrics.received.inc(item.length)
+        self._service.metrics.received_bytes += item.length
         try:
             return await received(item.key, buffer, item.cell_bytes, item.sums)
         except L3Error as error:

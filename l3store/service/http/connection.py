@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any, cast
 
 from starlette.types import ASGIApp
@@ -31,7 +32,10 @@ _log = logging.getLogger("l3store.service")
 
 
 class WireConnection(asyncio.BufferedProtocol):
-    """An HTTP/1.1 connection for uvicorn's server: constructed by it, in its lists while it is open."""
+    """An HTTP/1.1 connection for uvicorn's server: constructed by it, in its lists while it is open.
+
+    One task serves it, request after request, as long as it lives.
+    """
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         self._app: ASGIApp = config.loaded_app
@@ -39,13 +43,16 @@ class WireConnection(asyncio.BufferedProtocol):
         self._app_state = app_state
         self._keep_alive_seconds: float = config.timeout_keep_alive
         self._loop: asyncio.AbstractEventLoop = _loop or asyncio.get_running_loop()
-        self._exchange: Exchange | None = None
         self._outgoing: Outgoing | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._arrived: asyncio.Future[None] | None = None
+        self._heads = HeadReader()
+        self._busy: Exchange | None = None
         self._ending = False
         self._stopping = False
-        self._heads = HeadReader()
-        self._in_head = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._expires = math.inf
 
     # What the loop calls
 
@@ -63,27 +70,30 @@ class WireConnection(asyncio.BufferedProtocol):
         self._client = transport.get_extra_info("peername")
         self._server = transport.get_extra_info("sockname")
         self._state.connections.add(self)
-        self._set_timer(self._keep_alive_seconds)
+        self._expire_in(self._keep_alive_seconds)
+        self._task = self._loop.create_task(self._serve(self._outgoing))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._incoming.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._incoming.received(nbytes)
-        if self._ending:
-            if self._incoming.dropped > _LINGER_BYTES:
-                self._close()
-        elif self._exchange is None:
-            self._next()
+        if self._arrived is not None:
+            self._notify()
+        elif self._ending and self._incoming.dropped > _LINGER_BYTES:
+            self._close()
 
     def eof_received(self) -> bool:
         self._incoming.end(lost=False)
+        self._notify()
         # A client may end its half as soon as it has asked; it still gets its answer.
-        return self._exchange is not None and not self._ending
+        return not self._ending
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._set_timer(None)
+        if self._timer is not None:
+            self._timer.cancel()
         self._incoming.end(lost=True)
+        self._notify()
         if self._outgoing is not None:
             self._outgoing.close()
         self._state.connections.discard(self)
@@ -99,93 +109,114 @@ class WireConnection(asyncio.BufferedProtocol):
     def shutdown(self) -> None:
         """Close when the request in hand is answered."""
         self._stopping = True
-        if self._exchange is None:
+        if self._busy is not None:
+            self._busy.last = True
+        elif not self._ending:
             self._close()
 
     # From request to request
 
-    def _next(self) -> None:
-        """Begin the next request, if its head is here."""
+    async def _serve(self, outgoing: Outgoing) -> None:
+        assert self._task is not None
+        last: Exchange | None = None
         try:
-            read = self._heads.feed(self._incoming.peek())
-        except L3Error as error:
-            self._refuse(error)
-            return
-        if read is None:
-            # A head that has begun has so long to end, however slowly it trickles.
-            if self._incoming.head_bytes and not self._in_head:
-                self._in_head = True
-                self._set_timer(_HEAD_SECONDS)
-            return
-        head, length = read
-        self._incoming.consume(length)
-        self._set_timer(None)
-        self._begin(head, self._app)
+            while last is None or last.continues:
+                request = await self._request()
+                if request is None:
+                    break
+                head, app = request
+                self._expires = math.inf
+                self._incoming.begin_body(head.length if head.framed else 0)
+                self._busy = last = Exchange(
+                    head, self._incoming, outgoing, self._app_state, self._client, self._server
+                )
+                # In its list, the server waits for it when it ends, and cancels it when that takes too long.
+                self._state.tasks.add(self._task)
+                await self._answer(last, app)
+                self._state.tasks.discard(self._task)
+                self._busy = None
+                self._state.total_requests += 1
+                if self._stopping:
+                    break
+        finally:
+            self._state.tasks.discard(self._task)
+            self._busy = None
+            self._end(last)
 
-    def _refuse(self, error: L3Error) -> None:
-        """Answer what is not a request; what follows it cannot be understood either."""
-        self._set_timer(None)
-        self._begin(Head(method="GET", path="/", framed=False, keep_alive=False), problem_response(error))
+    async def _request(self) -> tuple[Head, ASGIApp] | None:
+        """The next head, and who answers it; None where none comes any more."""
+        incoming = self._incoming
+        self._expire_in(self._keep_alive_seconds)
+        begun = False
+        while True:
+            if incoming.head_bytes:
+                try:
+                    read = self._heads.feed(incoming.peek())
+                except L3Error as error:
+                    # What follows it cannot be understood either.
+                    return Head(method="GET", path="/", framed=False, keep_alive=False), problem_response(error)
+                if read is not None:
+                    incoming.consume(read[1])
+                    return read[0], self._app
+                if not begun:
+                    # A head that has begun has so long to end, however slowly it trickles.
+                    begun = True
+                    self._expire_in(_HEAD_SECONDS)
+            if incoming.ended or self._stopping:
+                return None
+            self._arrived = self._loop.create_future()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
 
-    def _begin(self, head: Head, app: ASGIApp) -> None:
-        self._heads = HeadReader()
-        self._in_head = False
-        assert self._outgoing is not None
-        self._incoming.begin_body(head.length if head.framed else 0)
-        self._exchange = Exchange(
-            head, self._incoming, self._outgoing, app_state=self._app_state, client=self._client, server=self._server
-        )
-        if self._stopping:
-            self._exchange.last = True
-        task = self._loop.create_task(self._run(self._exchange, app))
-        self._state.tasks.add(task)
-        task.add_done_callback(self._state.tasks.discard)
-
-    async def _run(self, exchange: Exchange, app: ASGIApp) -> None:
-        """Answer one request, then go on to the next or end the connection."""
+    async def _answer(self, exchange: Exchange, app: ASGIApp) -> None:
         try:
             await exchange.run(app)
-            if exchange.complete and not exchange.last:
+            if exchange.continues and self._incoming.left:
                 await self._incoming.drop_body(self._incoming.left)
         except (ConnectionError, L3Error) as error:
             # The client is gone, or what is left of a body does not come; there is nobody to say it to.
             _log.debug("%s: %s", self._client, error)
             exchange.complete = False
-        finally:
-            self._state.total_requests += 1
-            self._exchange = None
-            self._after(exchange)
 
-    def _after(self, exchange: Exchange) -> None:
-        if not exchange.complete:
-            self._close()
-        elif exchange.last or self._stopping:
-            self._end(unread=not exchange.head.framed or self._incoming.left > 0 or self._incoming.head_bytes > 0)
-        else:
-            self._set_timer(self._keep_alive_seconds)
-            self._next()
-            if self._incoming.ended and self._exchange is None:
-                # It asked several things, ended its half, and has all its answers.
-                self._close()
+    def _notify(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     # The end
 
-    def _end(self, *, unread: bool) -> None:
+    def _end(self, last: Exchange | None) -> None:
         """Close so that the last answer arrives."""
-        if not unread or self._incoming.ended:
+        unread = last is not None and (not last.head.framed or self._incoming.left > 0 or self._incoming.head_bytes > 0)
+        if last is None or not last.complete or not unread or self._incoming.ended:
             self._close()
             return
         self._ending = True
         assert self._outgoing is not None
         self._outgoing.end()
         self._incoming.drop_all()
-        self._set_timer(_LINGER_SECONDS)
+        self._expire_in(_LINGER_SECONDS)
 
     def _close(self) -> None:
         self._transport.abort()
 
-    def _set_timer(self, seconds: float | None) -> None:
-        """Close the connection after so long; None takes an earlier decision back."""
+    def _expire_in(self, seconds: float) -> None:
+        """Close the connection after so long, unless something else is said before."""
+        self._expires = self._loop.time() + seconds
+        if self._timer_at > self._expires:
+            self._set_timer(self._expires)
+
+    def _set_timer(self, at: float) -> None:
+        # It fires early, and looks again: setting one for each request would cost more than reading its head.
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._close)
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now = self._loop.time()
+        if self._expires <= now:
+            self._close()
+        else:
+            self._set_timer(min(self._expires, now + self._keep_alive_seconds))

@@ -32,14 +32,20 @@ _log = logging.getLogger("l3store.service")
 
 
 class Exchange:
-    """See the module. ``last`` says that the connection ends behind the answer; ``complete`` that it is all out."""
+    """See the module.
+
+    last      the connection ends behind the answer
+    complete  the answer is all out
+    status    of the answer; 0 before the application has begun one
+    """
 
     def __init__(
-        self, head: Head, incoming: Incoming, outgoing: Outgoing, *, app_state: dict[str, Any], client: Any, server: Any
+        self, head: Head, incoming: Incoming, outgoing: Outgoing, app_state: dict[str, Any], client: Any, server: Any
     ) -> None:
         self.head = head
         self.last = not head.keep_alive or not head.framed
         self.complete = False
+        self.status = 0
         self._incoming = incoming
         self._outgoing = outgoing
         self._continue = head.expects and head.version == "1.1"
@@ -64,6 +70,11 @@ class Exchange:
             "state": app_state.copy(),
             "extensions": {EXTENSION: self},
         }
+
+    @property
+    def continues(self) -> bool:
+        """Whether another request may follow on this connection."""
+        return self.complete and not self.last
 
     async def run(self, app: ASGIApp) -> None:
         """Have the application answer."""
@@ -94,6 +105,7 @@ class Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message
+            self.status = message["status"]
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
             # Nothing is said to an application that answers a client who is gone; ASGI has it find out by `receive`.
@@ -132,45 +144,59 @@ class Exchange:
                 await self._outgoing.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
 
     async def _send(self, buffers: Sequence[Buffer], *, end: bool) -> None:
-        out: list[Buffer] = []
+        size = sum(map(len, buffers))
         if not self._started:
-            out.append(self._answer_head(sum(map(len, buffers)) if end else None))
-        self._started = True
-        if self.head.method != "HEAD" and self._left != 0:
-            out += buffers
-            if self._left is not None:
-                self._left -= sum(map(len, buffers))
-                if self._left < 0:
-                    raise ConnectionAbortedError("an answer with more bytes than it announced")
-        if out:
-            await self._outgoing.send(out)
-        self.complete = end and (self.head.method == "HEAD" or not self._left)
+            self._started = True
+            head = self._answer_head(size if end else None)
+            if self.head.method == "HEAD":
+                self._left = 0
+                buffers = ()
+            elif self._left == 0 and size and self.status in _NO_BODY:
+                buffers = ()
+            else:
+                self._count(size)
+            await self._outgoing.send([head, *buffers])
+        elif size and self.head.method != "HEAD" and self.status not in _NO_BODY:
+            self._count(size)
+            await self._outgoing.send(buffers)
+        # Where the length was told, the answer is complete when so much is sent, whatever the application still says.
+        self.complete = not self._left if self._left is not None else end
+
+    def _count(self, size: int) -> None:
+        if self._left is not None:
+            self._left -= size
+            if self._left < 0:
+                raise ConnectionAbortedError("an answer with more bytes than it announced")
 
     def _answer_head(self, whole: int | None) -> bytes:
         """Status line and headers. ``whole``: the bytes of a body that is all here."""
         assert self._start is not None, "a body before http.response.start"
-        status: int = self._start["status"]
+        status = self.status
         lines = [_STATUS_LINES[status], _date()]
         length = whole
         for name, value in self._start.get("headers", ()):
-            lower = name.lower()
-            if lower == b"content-length":
+            # ASGI has names in lower case.
+            if name == b"content-length":
                 length = int(value)
-            elif lower == b"connection":
+            elif name == b"connection":
                 self.last = self.last or b"close" in value.lower()
             else:
                 lines.append(b"%b: %b\r\n" % (name, value))
-        self._left = 0 if status in _NO_BODY else length
-        if length is None:
-            self.last = True
-        elif status not in _NO_BODY:
-            lines.append(b"content-length: %d\r\n" % length)
+        if status in _NO_BODY:
+            self._left = 0
+        else:
+            self._left = length
+            if length is None:
+                self.last = True
+            else:
+                lines.append(b"content-length: %d\r\n" % length)
         # An answer that does not wait for the body: the client is to stop sending, or was never told to begin.
         if self._incoming.left and (status >= _ERROR or self._continue):
             self.last = True
         if self.last:
             lines.append(b"connection: close\r\n")
-        return b"".join([*lines, b"\r\n"])
+        lines.append(b"\r\n")
+        return b"".join(lines)
 
 
 @contextlib.contextmanager

@@ -40,25 +40,30 @@ class Head:
 
 
 class HeadReader:
-    """Reads one head as it arrives. The parser is given bytes up to the blank line, and never one of a body."""
+    """Reads heads as they arrive. The parser is given bytes up to the blank line, and never one of a body."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._sink = _Sink()
         self._parser = httptools.HttpRequestParser(self._sink)
         self._fed = 0
 
     def feed(self, data: bytes) -> tuple[Head, int] | None:
-        """``data`` is all that has come since the end of the last request. The head and its length, once it is whole.
+        """``data`` is all that has come since the end of the last head. The head and its length, once it is whole.
 
         Raises `RefusedError` for what is no HTTP or is ambiguous, as soon as that can be told, and
         `HeadersTooLargeError`.
         """
-        # An empty line or two before a request is to be tolerated (RFC 9112, 2.2).
-        begin = len(data) - len(data.lstrip(b"\r\n"))
-        blank = data.find(_BLANK_LINE, max(begin, self._fed - len(_BLANK_LINE)))
+        begin = self._fed
+        if not begin and data[:1] in b"\r\n":
+            # An empty line or two before a request is to be tolerated (RFC 9112, 2.2).
+            begin = len(data) - len(data.lstrip(b"\r\n"))
+        blank = data.find(_BLANK_LINE, max(0, begin - len(_BLANK_LINE)))
         end = len(data) if blank < 0 else blank + len(_BLANK_LINE)
         try:
-            self._parser.feed_data(data[self._fed : end])
+            self._parser.feed_data(data if not self._fed and end == len(data) else data[self._fed : end])
         except httptools.HttpParserUpgrade:
             # Offers to upgrade are ordinary (curl makes one where it could speak HTTP/2), and may be ignored.
             pass
@@ -73,21 +78,9 @@ class HeadReader:
             return None
         if not self._sink.complete:
             raise RefusedError("this is not an HTTP/1.1 request: its head does not end where its blank line is")
-        return self._head(), end
-
-    def _head(self) -> Head:
-        head = self._sink.head
-        head.method = self._parser.get_method().decode("ascii")
-        head.version = self._parser.get_http_version()
-        if head.version not in _VERSIONS:
-            raise RefusedError(f"HTTP/{head.version[:8]} is not spoken here: HTTP/1.1 is")
-        if self._sink.hosts > 1 or (head.version == "1.1" and not self._sink.hosts):
-            raise RefusedError("a request has exactly one Host header (RFC 9112, 3.2)")
-        head.keep_alive = head.version == "1.1" and b"close" not in self._sink.connection
-        # A body whose length was forgotten would be read as the next request.
-        head.framed = head.framed and (self._sink.measured or head.method not in _WITH_BODY)
-        _read_target(head)
-        return head
+        head = self._sink.head(self._parser)
+        self._begin()
+        return head, end
 
 
 class _AmbiguousError(ValueError):
@@ -97,47 +90,77 @@ class _AmbiguousError(ValueError):
 class _Sink:
     """Takes the parser's callbacks."""
 
+    __slots__ = ("_connection", "_expects", "_headers", "_hosts", "_length", "_target", "_untold", "complete")
+
     def __init__(self) -> None:
-        self.head = Head()
-        self.connection = b""
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._connection = b""
+        self._length: int | None = None
+        self._untold = False
+        self._expects = False
+        self._hosts = 0
         self.complete = False
-        self.measured = False
-        self.hosts = 0
 
     def on_url(self, url: bytes) -> None:
-        self.head.target += url
+        self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         # Blanks around a value are not part of it (RFC 9110, 5.5), and the parser leaves those behind it.
         value = value.strip(b" \t")
-        self.head.headers.append((name, value))
+        self._headers.append((name, value))
         if name == b"host":
-            self.hosts += 1
+            self._hosts += 1
         elif name == b"content-length":
             if not value.isdigit() or len(value) > 19:
                 raise _AmbiguousError("Content-Length is not a number")
-            if self.measured:
+            if self._length is not None:
                 raise _AmbiguousError("more than one Content-Length")
-            self.measured = True
-            self.head.length = int(value)
+            self._length = int(value)
         elif name == b"transfer-encoding":
-            self.head.framed = False
+            self._untold = True
         elif name == b"expect":
-            self.head.expects = value.lower() == b"100-continue"
+            self._expects = value.lower() == b"100-continue"
         elif name == b"connection":
-            self.connection += b"," + value.lower()
+            self._connection += b"," + value.lower()
 
     def on_headers_complete(self) -> None:
         self.complete = True
 
+    def head(self, parser: httptools.HttpRequestParser) -> Head:
+        """What was read. Raises `RefusedError`."""
+        version = parser.get_http_version()
+        if version not in _VERSIONS:
+            raise RefusedError(f"HTTP/{version[:8]} is not spoken here: HTTP/1.1 is")
+        if self._hosts > 1 or (version == "1.1" and not self._hosts):
+            raise RefusedError("a request has exactly one Host header (RFC 9112, 3.2)")
+        method = parser.get_method().decode("ascii")
+        target, path, query = _read_target(self._target)
+        return Head(
+            method,
+            target,
+            path,
+            query,
+            self._headers,
+            version,
+            self._length or 0,
+            # A body whose length was forgotten would be read as the next request.
+            not self._untold and (self._length is not None or method not in _WITH_BODY),
+            self._expects,
+            version == "1.1" and b"close" not in self._connection,
+        )
 
-def _read_target(head: Head) -> None:
-    try:
-        url = httptools.parse_url(head.target)
-    except httptools.HttpParserInvalidURLError as error:
-        raise RefusedError(f"{head.target[:120]!r} is not a request target") from error
-    raw = url.path or b"/"
-    head.query = url.query or b""
-    head.target = raw
-    head.path = unquote(raw.decode("ascii", "replace")) if b"%" in raw else raw.decode("ascii", "replace")
+
+def _read_target(target: bytes) -> tuple[bytes, str, bytes]:
+    """The path as it came, unquoted, and the query of a request target. Raises `RefusedError`."""
+    if target.startswith(b"/") and b"#" not in target:
+        raw, _, query = target.partition(b"?")
+    else:
+        try:
+            url = httptools.parse_url(target)
+        except httptools.HttpParserInvalidURLError as error:
+            raise RefusedError(f"{target[:120]!r} is not a request target") from error
+        raw, query = url.path or b"/", url.query or b""
+    path = raw.decode("ascii", "replace")
+    return raw, unquote(path) if b"%" in raw else path, query

@@ -94,7 +94,12 @@ class Incoming:
     def begin_body(self, length: int) -> None:
         """A body of ``length`` bytes is next."""
         self.left = self._announced = length
-        self._compact()
+        if self._start == self._stop:
+            self._start = self._stop = 0
+            if not length and not self._paused:
+                return
+        else:
+            self._compact()
         self._steer()
 
     async def drop_body(self, count: int) -> None:

@@ -32,10 +32,30 @@ class Outgoing:
 
     async def send(self, buffers: Sequence[Buffer]) -> None:
         """Send all of it. Raises ConnectionError where the other side is gone, or takes nothing for too long."""
-        views = [memoryview(buffer) for buffer in buffers if len(buffer)]
+        if self._closed:
+            raise ConnectionResetError("the connection is closed")
+        # Mostly, the kernel takes all of it at once.
+        try:
+            sent = self._socket.sendmsg(buffers[:_VECTORS])
+        except BlockingIOError:
+            sent = 0
+        if len(buffers) > _VECTORS or sent < sum(map(len, buffers)):
+            await self._send_rest([memoryview(buffer) for buffer in buffers], sent)
+
+    async def _send_rest(self, views: list[memoryview], sent: int) -> None:
+        """Send what is left when ``sent`` bytes of the first views have gone."""
         self._pace.start()
-        at = turn = 0
-        while at < len(views):
+        at = 0
+        turn = sent
+        while True:
+            while at < len(views) and sent >= len(views[at]):
+                sent -= len(views[at])
+                at += 1
+            if at == len(views):
+                return
+            if sent:
+                views[at] = views[at][sent:]
+                sent = 0
             if turn >= _TURN_BYTES:
                 # A reader that keeps up never makes us wait; the others have to get their turn all the same.
                 await asyncio.sleep(0)
@@ -49,11 +69,6 @@ class Outgoing:
                 continue
             turn += sent
             self._pace.moved(sent)
-            while at < len(views) and sent >= len(views[at]):
-                sent -= len(views[at])
-                at += 1
-            if sent:
-                views[at] = views[at][sent:]
 
     def end(self) -> None:
         """Say that nothing more will come; the other half stays open."""

@@ -5,6 +5,6 @@ from __future__ import annotations
 from l3store.service.routes import namespaces, objects, pages, status
 
 # The byte path first: routes are tried in order.
-ROUTERS = (objects.byte_router, pages.router, objects.router, namespaces.router, status.router)
+ROUTERS = (objects.router, pages.router, namespaces.router, status.router)
 
 __all__ = ["ROUTERS"]

@@ -7,7 +7,7 @@ from fastapi import Response
 from l3store.errors import RefusedError
 from l3store.layout import parse_digest
 from l3store.service.context import Service
-from l3store.service.routing import resource_router
+from l3store.service.routing import model_response, resource_router
 from l3store.service.shapes import (
     Dropped,
     NamespaceBody,
@@ -20,18 +20,22 @@ from l3store.service.shapes import (
 router = resource_router("/v1/namespaces", "namespaces")
 
 
-@router.put("/{digest}", responses={201: {"model": Registered, "description": "new"}})
-async def register_namespace(digest: str, body: NamespaceBody, response: Response, service: Service) -> Registered:
+@router.put(
+    "/{digest}",
+    response_model=Registered,
+    responses={200: {"description": "known"}, 201: {"model": Registered, "description": "new"}},
+)
+async def register_namespace(digest: str, body: NamespaceBody, service: Service) -> Response:
     """Register a namespace. `near` lists stored namespaces that almost match, with the fields that differ."""
     parse_digest(digest)
     namespace = body.to_namespace()
     if namespace.digest != digest:
         raise RefusedError(f"these fields have the digest {namespace.digest}, not {digest}", digest=namespace.digest)
     created, near = await service.store.register(namespace, body.labels)
-    response.status_code = 201 if created else 200
     registration, usage = service.store.registration(digest)
     neighbours = near_shapes(near, {n.digest: service.store.registration(n.digest) for n in near})
-    return Registered(**NamespaceInfo.of(registration, usage).model_dump(), near=neighbours)
+    registered = Registered(**NamespaceInfo.of(registration, usage).model_dump(), near=neighbours)
+    return model_response(registered, 201 if created else 200)
 
 
 @router.get("", response_model_exclude_none=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request, Response
 
-from l3store.backend import Cells, Sums
+from l3store.backend import Cells
 from l3store.errors import (
     L3Error,
     MissError,
@@ -23,12 +23,11 @@ from l3store.service.conditional import etag, matches
 from l3store.service.context import Context, Service
 from l3store.service.ranges import cut, query_span, wanted_span
 from l3store.service.receiving import received
-from l3store.service.responses import MEDIA_TYPE, BytesResponse
-from l3store.service.routing import WireRoute, resource_router
+from l3store.service.responses import MEDIA_TYPE, BytesResponse, RawHeaders, described
+from l3store.service.routing import resource_router
 from l3store.service.shapes import ObjectStatus, Suspected
 from l3store.service.wire import BodyReader
 
-byte_router = resource_router("/v1/objects", "objects", WireRoute)
 router = resource_router("/v1/objects", "objects")
 
 _BINARY: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
@@ -41,10 +40,13 @@ def _parameter(where: str, name: str, description: str, kind: str = "string") ->
 
 
 _KEY = _parameter("path", "key", "`{page_hash}_{digest}_L{a}-{b}`, and `_H{group}` where there are head groups")
+_SELECTIVE = {b"range", b"if-range", b"if-none-match"}
+"""Headers of a GET that may make its answer other than the whole."""
+
 _SUMS_HEADER = "base64 of xxh3-64 of every cell, 8 bytes little-endian each"
 
 
-@byte_router.get(
+@router.get(
     "/{key:path}",
     response_class=Response,
     responses={
@@ -67,6 +69,10 @@ async def get_object(request: Request, service: Service) -> Response:
     """The bytes that a key names, or one range of them, however what is stored was cut."""
     name = parse_key(request.path_params["key"])
     cell_bytes, size = _sizes(service, name)
+    scope = request.scope
+    if not scope["query_string"] and _SELECTIVE.isdisjoint(dict(scope["headers"])):
+        _check_answer(service, size)
+        return await _whole(service, name, size)
     range_header = request.headers.get("range")
     if "if-none-match" in request.headers or "if-range" in request.headers:
         tag = etag(await service.reader.read_sums(name))
@@ -82,18 +88,13 @@ async def get_object(request: Request, service: Service) -> Response:
         if not service.store.has(name):
             raise _miss(name) from None
         raise
-    wanted = size if span is None else span.length
-    if wanted > service.limits.max_object_bytes:
-        most = service.limits.max_object_bytes
-        raise TooLargeError(
-            f"{wanted} bytes in one answer; {most} at most: ask for fewer layers or a range", limit=most
-        )
+    _check_answer(service, size if span is None else span.length)
     if span is None:
         return await _whole(service, name, size)
     return await _part(service, name, span, size=size, cell_bytes=cell_bytes)
 
 
-@byte_router.put(
+@router.put(
     "/{key:path}",
     status_code=201,
     response_class=Response,
@@ -123,7 +124,7 @@ async def put_object(request: Request, service: Service) -> Response:
     if not service.store.has(name):
         with await service.pool.acquire(length) as held:
             await BodyReader(request).read_into(held.view)
-            service.metrics.received.inc(length)
+            service.metrics.received_bytes += length
             [result] = await service.store.put([await received(name, held, cell_bytes, sums)])
             if isinstance(result, L3Error):
                 raise result
@@ -140,7 +141,8 @@ async def head_object(key: str, service: Service) -> Response:
     name = parse_key(key)
     _, size = _sizes(service, name)
     sums = await service.reader.read_sums(name)
-    return Response(headers={**_headers(sums), "Content-Length": str(size)}, media_type=MEDIA_TYPE)
+    headers = {name.decode(): value.decode() for name, value in described(sums)}
+    return Response(headers={**headers, "content-length": str(size)}, media_type=MEDIA_TYPE)
 
 
 @router.delete("/{key:path}", status_code=204, response_model=None)
@@ -175,9 +177,17 @@ def _sums(header: str, cells: int) -> bytes:
         raise WrongSumsError(f"L3-Sums: {error}") from error
 
 
+def _check_answer(service: Context, length: int) -> None:
+    most = service.limits.max_object_bytes
+    if length > most:
+        raise TooLargeError(
+            f"{length} bytes in one answer; {most} at most: ask for fewer layers or a range", limit=most
+        )
+
+
 async def _whole(service: Context, key: Key, size: int) -> Response:
     cells = await service.reader.read_object(key, verify=False)
-    return _answer(service, 200, cells.views, cells, size, _headers(cells.sums))
+    return _answer(service, 200, cells.views, cells, size, described(cells.sums))
 
 
 async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes: int) -> Response:
@@ -187,31 +197,21 @@ async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes
     at = key.coordinate
     part = Coordinate(at.start_layer + first, at.start_layer + end, at.head_group)
     whole = span.offset % cell_bytes == 0 and span.end % cell_bytes == 0
-    headers = {"Content-Range": f"bytes {span.offset}-{span.end - 1}/{size}", "ETag": tag, "Accept-Ranges": "bytes"}
+    headers = [
+        (b"content-range", b"bytes %d-%d/%d" % (span.offset, span.end - 1, size)),
+        (b"etag", tag.encode()),
+        (b"accept-ranges", b"bytes"),
+    ]
     cells = await service.reader.read_object(Key(key.page_hash, key.digest, part), verify=not whole)
     if whole:
-        headers["L3-Sums"] = encode_sums(cells.sums.packed)
+        headers.append((b"l3-sums", encode_sums(cells.sums.packed).encode()))
     views = cut(cells.views, span.offset - first * cell_bytes, span.length)
     return _answer(service, 206, views, cells, span.length, headers)
 
 
 def _answer(
-    service: Context, status: int, views: Sequence[Buffer], cells: Cells, length: int, headers: dict[str, str]
+    service: Context, status: int, views: Sequence[Buffer], cells: Cells, length: int, headers: RawHeaders
 ) -> Response:
     return BytesResponse(
-        _once(service, views, length), status=status, length=length, headers=headers, done=cells.release
+        views, status=status, length=length, headers=headers, done=cells.release, metrics=service.metrics
     )
-
-
-async def _once(service: Context, views: Sequence[Buffer], length: int) -> AsyncIterator[Sequence[Buffer]]:
-    yield views
-    service.metrics.sent.inc(length)
-
-
-def _headers(sums: Sums) -> dict[str, str]:
-    return {
-        "ETag": etag(sums),
-        "Accept-Ranges": "bytes",
-        "L3-Sums": encode_sums(sums.packed),
-        "L3-Sums-By": "writer" if sums.by_writer else "service",
-    }

@@ -15,12 +15,12 @@ from l3store.service.context import Context, Service
 from l3store.service.manifest import LENGTH_BYTES, MEDIA_TYPE, read_manifest
 from l3store.service.responses import MEDIA_TYPE as BINARY
 from l3store.service.responses import BytesResponse
-from l3store.service.routing import WireRoute, resource_router
+from l3store.service.routing import resource_router
 from l3store.service.shapes import Matched, Missing, PagesBody, ReadBody, WriteResults
 from l3store.service.wire import BodyReader
 from l3store.service.writing import Writing
 
-router = resource_router("/v1/pages", "pages", WireRoute)
+router = resource_router("/v1/pages", "pages")
 
 
 @router.post("/match")
@@ -63,11 +63,13 @@ async def read_pages(body: ReadBody, service: Service) -> Response:
     if body.sums:
         length += found.length // query.entry.namespace.cell_bytes * SUM_BYTES
     return BytesResponse(
-        _body(service, found, with_sums=body.sums),
+        (),
         status=200,
         length=length,
-        headers={"L3-Pages": str(found.pages)},
+        headers=[(b"l3-pages", b"%d" % found.pages)],
         done=found.close,
+        metrics=service.metrics,
+        rest=_body(found, with_sums=body.sums),
     )
 
 
@@ -119,11 +121,10 @@ def _range(pair: tuple[int, int] | None) -> Range | None:
     return None if pair is None else Range(*pair)
 
 
-async def _body(service: Context, found: PageBytes, *, with_sums: bool) -> AsyncIterator[Sequence[Buffer]]:
+async def _body(found: PageBytes, *, with_sums: bool) -> AsyncIterator[Sequence[Buffer]]:
     sums = []
     async for cells in found:
         yield cells.views
-        service.metrics.sent.inc(cells.length)
         if with_sums:
             sums.append(cells.sums.packed)
     if sums:
