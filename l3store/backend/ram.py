@@ -1,14 +1,16 @@
 """Memory in front of a backend: what was written or read last is read from here, and writes can be answered here.
 
 An object is kept in the buffer that it was received into, or read into; nothing is copied to keep it. With `Ack.RAM` a
-write is answered from here, and goes on to the backend behind, in the order in which they came; as much as half of the
-memory may wait for that, and further writes wait with it.
+write is answered from here, and goes on to the backend behind, in the order in which they came: in the next pause
+between writes, after a second, or when a quarter of the memory waits for it, whichever is first. As much as half of the
+memory may wait, and further writes wait with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from l3store.layout.sums import SUM_BYTES
 
 _BATCH_BYTES = 16 << 20
 _WAIT_SECONDS = 10.0
+_QUIET_SECONDS = 0.02
+_HELD_SECONDS = 1.0
 
 _log = logging.getLogger("l3store.backend")
 
@@ -84,6 +88,8 @@ class RamTier:
         self._writing: asyncio.Task[None] | None = None
         self._progress = asyncio.Condition()
         self._deletions = 0
+        self._last_put = 0.0
+        self._closing = False
         self.resident_bytes = 0
         self.unwritten_bytes = 0
         pool.reclaim = self._reclaim
@@ -97,6 +103,7 @@ class RamTier:
                     self._keep_new(new, unwritten=False)
             return results
         await self._wait_for_room(sum(len(memoryview(new.body)) for new in objects))
+        self._last_put = time.monotonic()
         answers: list[bool | Exception] = []
         for new in objects:
             answers.append(new.key not in self._queue and new.key not in self._residents)
@@ -182,6 +189,7 @@ class RamTier:
 
     async def close(self) -> None:
         """Write everything that was answered, then close the backend."""
+        self._closing = True
         while self._writing is not None:
             await asyncio.wait([self._writing])
         for key in list(self._residents):
@@ -261,9 +269,20 @@ class RamTier:
     async def _write_behind(self) -> None:
         try:
             while self._queue:
+                await self._pause()
                 await self._write_batch()
         finally:
             self._writing = None
+
+    async def _pause(self) -> None:
+        """Wait for a pause between writes: files take the processor from those who wait for an answer."""
+        until = time.monotonic() + _HELD_SECONDS
+        while not self._closing and self.unwritten_bytes < self.pool.total // 4:
+            now = time.monotonic()
+            rest = min(self._last_put + _QUIET_SECONDS, until) - now
+            if rest <= 0:
+                return
+            await asyncio.sleep(rest)
 
     async def _write_batch(self) -> None:
         batch: list[NewObject] = []

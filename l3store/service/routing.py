@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from l3store.errors import RefusedError
@@ -27,14 +28,22 @@ class WireRoute(APIRoute):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._methods = frozenset(self.methods or ())
         wanted = inspect.signature(self.endpoint).parameters
         self._wants_request = "request" in wanted
         self._wants_service = "service" in wanted
         self._body: type[BaseModel] | None = typing.get_type_hints(self.endpoint).get("body")
         self._from_path = tuple(name for name in wanted if name not in {"request", "service", "body"})
 
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        found = self.path_regex.match(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            return Match.NONE, {}
+        match = Match.FULL if scope["method"] in self._methods else Match.PARTIAL
+        return match, {"endpoint": self.endpoint, "path_params": found.groupdict(), "route": self}
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in self.methods:
+        if scope["method"] not in self._methods:
             # Raises what says so.
             await super().handle(scope, receive, send)
             return
