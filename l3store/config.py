@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -69,6 +69,9 @@ class Settings(BaseModel):
     ack: Ack = Field(
         Ack.FILE,
         description="answer a write from memory (ram), once its file is complete, or once it is on the disk (fsync)",
+    )
+    loop: Literal["auto", "asyncio", "uvloop"] = Field(
+        "auto", description="event loop; auto is uvloop where it is installed"
     )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="what to log")
 

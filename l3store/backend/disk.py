@@ -1,12 +1,12 @@
 """Objects on a local file system.
 
-    DATA_DIR/objects/{first hash byte}/{second hash byte}/{key}     never more than 65,536 folders
+    DATA_DIR/objects/{first byte of the page hash}/{key}     256 folders, all made at start
+    DATA_DIR/objects/{..}/{number}.partial                   a write that is not visible yet; swept at start
     DATA_DIR/namespaces/{digest}.json
-    DATA_DIR/objects/.../{number}.partial                           a write that is not visible yet; swept at start
-    DATA_DIR/tmp/                                                   the same of registrations
-    DATA_DIR/quarantine/                                            what failed its sums
+    DATA_DIR/tmp/                                            registrations that are being written; swept at start
+    DATA_DIR/quarantine/                                     what failed its sums
 
-A file is written beside its place and linked to its name: it is there whole or not at all, and the first writer wins.
+A file is written beside its place and renamed to its name: it is there whole or not at all, and the first writer wins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,21 +28,30 @@ from typing import Any, TypeVar
 import aiofiles
 
 from l3store.backend import file
+from l3store.backend.descriptors import Descriptors, OpenFile
+from l3store.backend.naming import name_file
+from l3store.backend.partitions import PARTIAL, PARTITIONS, make_partitions, object_names, sweep
 from l3store.backend.protocol import Ack, CellRun, NewObject, Sums
 from l3store.errors import MissError, StorageFullError
-from l3store.layout import InvalidKeyError, Key, parse_key
+from l3store.layout import Key
+from l3store.layout.sums import SUM_BYTES
 
 _T = TypeVar("_T")
-_PARTIAL = ".partial"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _log = logging.getLogger("l3store.backend")
 
 
 class DiskBackend:
-    """See the module. ``threads`` bounds the file operations in flight; one process owns a data folder."""
+    """See the module. One process owns a data folder.
 
-    def __init__(self, data_dir: Path, *, ack: Ack = Ack.FILE, threads: int = 8) -> None:
+    ``threads`` bounds the file operations in flight, ``descriptors`` the files that are kept open between reads; None
+    is a share of what the process may open.
+    """
+
+    def __init__(
+        self, data_dir: Path, *, ack: Ack = Ack.FILE, threads: int = 8, descriptors: int | None = None
+    ) -> None:
         self._root = data_dir
         self._objects = data_dir / "objects"
         self._tmp = data_dir / "tmp"
@@ -52,7 +61,12 @@ class DiskBackend:
         self._serial = itertools.count()
         for folder in (self._objects, self._tmp, self._quarantine, self._namespaces):
             folder.mkdir(parents=True, exist_ok=True)
+        make_partitions(str(self._objects))
+        if ack is Ack.FSYNC:
+            for folder in (self._objects, data_dir):
+                _fsync_folder(folder)
         self._lock = _lock(data_dir)
+        self._files = Descriptors(self._place, limit=descriptors)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="l3store-disk")
 
     async def load_namespaces(self) -> dict[str, dict[str, Any]]:
@@ -84,10 +98,12 @@ class DiskBackend:
     async def drop_namespace(self, digest: str) -> None:
         await self._run((self._namespaces / f"{digest}.json").unlink, True)
 
-    async def scan(self) -> AsyncIterator[list[Key]]:
+    async def scan(self) -> AsyncIterator[list[str]]:
         await self._run(self._sweep)
-        for first in range(256):
-            yield await self._run(self._scan_partition, self._objects / f"{first:02x}")
+        # One after the other: to list is to call the system for every name, and each call would wait for whoever
+        # works on the names before it.
+        for partition in PARTITIONS:
+            yield await self._run(object_names, str(self._objects), partition)
 
     async def put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
         return await self._run(self._put, objects)
@@ -102,8 +118,7 @@ class DiskBackend:
         return await self._run(self._delete, keys)
 
     async def quarantine(self, key: Key) -> None:
-        target = self._quarantine / f"{key}.{next(self._serial)}"
-        await self._run(_rename_if_there, self.path(key), target)
+        await self._run(self._set_aside, key)
 
     async def free_bytes(self) -> int:
         return (await self._run(shutil.disk_usage, self._root)).free
@@ -114,6 +129,7 @@ class DiskBackend:
     async def close(self) -> None:
         # Pending operations are short; the folder must not be handed on before the last of them ended.
         await asyncio.to_thread(self._pool.shutdown)
+        self._files.close()
         os.close(self._lock)
 
     def path(self, key: Key) -> Path:
@@ -121,7 +137,7 @@ class DiskBackend:
         return Path(self._place(key))
 
     def _place(self, key: Key) -> str:
-        return f"{self._objects}/{key.page_hash[:2]}/{key.page_hash[2:4]}/{key}"
+        return f"{self._objects}/{key.page_hash[:2]}/{key}"
 
     async def _run(self, call: Callable[..., _T], *args: object) -> _T:
         running = asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
@@ -133,112 +149,92 @@ class DiskBackend:
             raise
 
     def _sweep(self) -> None:
-        for leftover in [*_listed(self._tmp), *(path for path in _listed(self._objects) if path.endswith(_PARTIAL))]:
-            os.unlink(leftover)
-
-    def _scan_partition(self, partition: Path) -> list[Key]:
-        keys = []
-        for folder in _listed(partition):
-            for path in _listed(folder):
-                if path.endswith(_PARTIAL):
-                    os.unlink(path)
-                elif key := _read_key(path):
-                    keys.append(key)
-        return keys
+        sweep(str(self._tmp))
+        sweep(str(self._objects), suffix=PARTIAL)
 
     def _put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
         return [self._put_one(new) for new in objects]
 
     def _put_one(self, new: NewObject) -> bool | Exception:
         path = self._place(new.key)
-        # Beside its place: ext4 takes much longer for a new file where many were made than where few are.
         folder = path.rpartition("/")[0]
-        partial = f"{folder}/{next(self._serial)}{_PARTIAL}"
+        partial = f"{folder}/{next(self._serial)}{PARTIAL}"
         try:
-            fd = self._create(folder, partial)
+            fd = _create(folder, partial)
             try:
                 file.write_object(fd, new)
                 if self._ack is Ack.FSYNC:
                     os.fsync(fd)
             finally:
                 os.close(fd)
-            return self._link(folder, partial, path)
+            created = name_file(partial, path)
+            if self._ack is Ack.FSYNC:
+                # Also where another writer was first: it may not have come to this yet, and we are about to answer.
+                _fsync_folder(folder)
         except OSError as error:
-            return _named(error, str(new.key))
-        finally:
             # Where it could not be made it cannot be removed either; what is left behind is swept at the next start.
             with contextlib.suppress(OSError):
                 _unlink(partial)
-
-    def _create(self, folder: str, partial: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            return os.open(partial, flags, 0o644)
-        except FileNotFoundError:
-            # These two levels and no more: where the data folder is gone, another must not be begun in its place.
-            for level in (os.path.dirname(folder), folder):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(level)
-            if self._ack is Ack.FSYNC:
-                _fsync_folder(os.path.dirname(folder))
-                _fsync_folder(self._objects)
-            return os.open(partial, flags, 0o644)
-
-    def _link(self, folder: str, partial: str, path: str) -> bool:
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            created = False
-        else:
-            created = True
-        if self._ack is Ack.FSYNC:
-            # Also where another writer was first: it may not have come to this yet, and we are about to acknowledge.
-            _fsync_folder(folder)
+            return _named(error, str(new.key))
         return created
 
     def _read(self, runs: Sequence[CellRun], into: memoryview) -> Sums:
-        parts = []
+        """Each object is opened once, wherever in the batch its runs are."""
+        by_object: dict[Key, list[tuple[CellRun, memoryview]]] = {}
         at = 0
         for run in runs:
-            fd = self._open(run.key)
+            end = at + run.length
+            by_object.setdefault(run.key, []).append((run, into[at:end]))
+            at = end
+        trailers = {}
+        for key, parts in by_object.items():
+            opened = self._acquire(key)
             try:
-                parts.append(file.read_run(fd, run, into[at : at + run.length]))
+                trailers[key] = opened.trailer = file.read_runs(opened.fd, parts, opened.trailer)
             finally:
-                os.close(fd)
-            at += run.length
-        return file.join(parts)
+                self._files.release(opened)
+        return _sums(runs, trailers)
 
     def _read_sums(self, runs: Sequence[CellRun]) -> Sums:
-        parts = []
+        trailers = {}
         for run in runs:
-            fd = self._open(run.key)
+            if run.key in trailers:
+                continue
+            opened = self._acquire(run.key)
             try:
-                parts.append(file.read_run_sums(fd, run))
+                if opened.trailer is None:
+                    opened.trailer = file.read_trailer(opened.fd, run)
+                trailers[run.key] = opened.trailer
             finally:
-                os.close(fd)
-        return file.join(parts)
+                self._files.release(opened)
+        return _sums(runs, trailers)
 
-    def _open(self, key: Key) -> int:
+    def _acquire(self, key: Key) -> OpenFile:
         try:
-            return os.open(self._place(key), os.O_RDONLY | os.O_CLOEXEC)
+            return self._files.acquire(key)
         except FileNotFoundError as error:
             raise MissError(f"{key} is not stored", key=str(key)) from error
+
+    def _set_aside(self, key: Key) -> None:
+        with self._files.leaving([key]), contextlib.suppress(FileNotFoundError):
+            os.rename(self._place(key), self._quarantine / f"{key}.{next(self._serial)}")
 
     def _delete(self, keys: Sequence[Key]) -> int:
         """Delete all that can be; the first error is raised after the last key."""
         deleted = 0
         failed: OSError | None = None
-        for key in keys:
-            try:
-                deleted += _unlink(self._place(key))
-            except OSError as error:
-                failed = failed or error
+        with self._files.leaving(keys):
+            for key in keys:
+                try:
+                    deleted += _unlink(self._place(key))
+                except OSError as error:
+                    failed = failed or error
         if failed is not None:
             raise failed
         return deleted
 
     def _probe(self) -> None:
-        path = self._objects / f"{next(self._serial)}{_PARTIAL}"
+        path = self._objects / f"{next(self._serial)}{PARTIAL}"
         try:
             path.write_bytes(b"l3store")
         finally:
@@ -258,19 +254,25 @@ def _lock(data_dir: Path) -> int:
     return fd
 
 
-def _listed(folder: Path | str) -> Iterator[str]:
+def _create(folder: str, partial: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.scandir(folder) as entries:
-            yield from (entry.path for entry in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return
+        return os.open(partial, flags, 0o644)
+    except FileNotFoundError:
+        # Tidied away by somebody, as it was empty. This level and no more: where the data folder is gone, another must
+        # not be begun in its place.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        _fsync_folder(os.path.dirname(folder))
+        return os.open(partial, flags, 0o644)
 
 
-def _read_key(path: str) -> Key | None:
-    try:
-        return parse_key(path.rpartition("/")[2])
-    except InvalidKeyError:
-        return None
+def _sums(runs: Sequence[CellRun], trailers: Mapping[Key, file.Trailer]) -> Sums:
+    parts = []
+    for run in runs:
+        start = run.first * SUM_BYTES
+        parts.append(trailers[run.key].packed[start : start + run.cells * SUM_BYTES])
+    return Sums(b"".join(parts), all(trailer.by_writer for trailer in trailers.values()))
 
 
 def _named(error: OSError, what: str) -> Exception:
@@ -286,13 +288,6 @@ def _unlink(path: Path | str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _rename_if_there(path: Path, target: Path) -> None:
-    try:
-        os.rename(path, target)
-    except FileNotFoundError:
-        return
 
 
 def _fsync_folder(folder: Path | str) -> None:

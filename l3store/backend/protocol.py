@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from l3store.backend.buffers import PooledBuffer
-from l3store.layout import Coordinate, Key
+from l3store.layout import Key
 from l3store.layout.sums import Buffer
 
 
@@ -20,24 +20,24 @@ class Ack(StrEnum):
     FSYNC = "fsync"
 
 
-@dataclass(frozen=True, slots=True)
-class CellRun:
-    """``count`` consecutive cells of one stored object, the first being its cell ``first``."""
+class CellRun(NamedTuple):
+    """``cells`` consecutive cells of one stored object, the first being its cell ``first``."""
 
     key: Key
     first: int
-    count: int
+    cells: int
     cell_bytes: int
 
     @property
     def stored_cells(self) -> int:
         """Cells of the stored object: one a layer."""
-        return _cells(self.key.coordinate)
+        at = self.key.coordinate
+        return at.end_layer - at.start_layer
 
     @property
     def length(self) -> int:
         """Bytes of the run."""
-        return self.count * self.cell_bytes
+        return self.cells * self.cell_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,12 @@ class Backend(Protocol):
         """Forget a registration. Its objects are deleted one by one."""
         ...
 
-    def scan(self) -> AsyncIterator[list[Key]]:
-        """Every stored object, from names alone, in batches. Leftovers of interrupted writes are removed first."""
+    def scan(self) -> AsyncIterator[list[str]]:
+        """What is stored, from names alone. Leftovers of interrupted writes are removed first.
+
+        Names are what `str` gives of keys; strangers' names may be among them. In batches: each is sorted, and has all
+        objects of its pages.
+        """
         ...
 
     async def put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
@@ -111,7 +115,3 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def _cells(coordinate: Coordinate) -> int:
-    return coordinate.end_layer - coordinate.start_layer

@@ -26,6 +26,8 @@ _WAIT_SECONDS = 10.0
 _QUIET_SECONDS = 0.02
 _HELD_SECONDS = 1.0
 
+_NOTHING = memoryview(b"")
+
 _log = logging.getLogger("l3store.backend")
 
 
@@ -61,11 +63,7 @@ class _Resident:
 
     def sums_of(self, run: CellRun) -> Sums:
         start = run.first * SUM_BYTES
-        return Sums(self.sums.packed[start : start + run.count * SUM_BYTES], self.sums.by_writer)
-
-    def view_of(self, run: CellRun) -> memoryview:
-        start = run.first * run.cell_bytes
-        return self.view[start : start + run.length]
+        return Sums(self.sums.packed[start : start + run.cells * SUM_BYTES], self.sums.by_writer)
 
 
 class RamTier:
@@ -125,30 +123,41 @@ class RamTier:
 
     async def read(self, runs: Sequence[CellRun]) -> Cells:
         """The cells of runs, in their order; see `Backend.read` for what is raised."""
-        residents = [self._residents.get(run.key) for run in runs]
+        residents = self._residents
         views: list[memoryview] = []
-        sums: list[Sums] = []
-        # Held before anything else happens: what is evicted while we wait for the backend stays whole for us.
-        buffers = [resident.buffer.retain() for resident in residents if resident is not None]
-        try:
-            absent = [run for run, resident in zip(runs, residents, strict=True) if resident is None]
-            below = iter(await self._read_below(absent, buffers) if absent else ())
-            for run, resident in zip(runs, residents, strict=True):
-                if resident is not None:
-                    views.append(resident.view_of(run))
-                    sums.append(resident.sums_of(run))
-                    self.hit_bytes += run.length
-                    if run.key in self._residents:
-                        self._residents.move_to_end(run.key)
-                else:
-                    view, own = next(below)
-                    views.append(view)
-                    sums.append(own)
-        except BaseException:
-            for buffer in buffers:
-                buffer.release()
-            raise
-        return Cells(views, _joined(sums), buffers)
+        sums: list[bytes] = []
+        buffers: list[PooledBuffer] = []
+        by_writer = True
+        absent = []
+        for key, first, count, cell_bytes in runs:
+            resident = residents.get(key)
+            if resident is None:
+                absent.append(len(views))
+                views.append(_NOTHING)
+                sums.append(b"")
+                continue
+            residents.move_to_end(key)
+            # Held before anything else happens: what is evicted while we wait for the backend stays whole for us.
+            buffers.append(resident.buffer.retain())
+            start, length = first * cell_bytes, count * cell_bytes
+            whole = len(resident.view) == length
+            views.append(resident.view if whole else resident.view[start : start + length])
+            own = resident.sums
+            sums.append(own.packed if whole else own.packed[first * SUM_BYTES : (first + count) * SUM_BYTES])
+            by_writer = by_writer and own.by_writer
+            self.hit_bytes += length
+        if absent:
+            try:
+                below = await self._read_below([runs[at] for at in absent], buffers)
+            except BaseException:
+                for buffer in buffers:
+                    buffer.release()
+                raise
+            for at, (view, read) in zip(absent, below, strict=True):
+                views[at] = view
+                sums[at] = read.packed
+                by_writer = by_writer and read.by_writer
+        return Cells(views, Sums(b"".join(sums), by_writer), buffers)
 
     async def read_sums(self, runs: Sequence[CellRun]) -> Sums:
         """The sums that `read` would give, without the cells."""
@@ -204,11 +213,11 @@ class RamTier:
         deletions = self._deletions
         sums = await self._backend.read(runs, buffer.view)
         self.missed_bytes += length
-        keep = deletions == self._deletions and all(run.count == run.stored_cells for run in runs)
+        keep = deletions == self._deletions and all(run.cells == run.stored_cells for run in runs)
         parts = []
         at = sum_at = 0
         for run in runs:
-            size = run.count * SUM_BYTES
+            size = run.cells * SUM_BYTES
             view = buffer.view[at : at + run.length]
             own = Sums(sums.packed[sum_at : sum_at + size], sums.by_writer)
             parts.append((view, own))

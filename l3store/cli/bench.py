@@ -24,7 +24,15 @@ def add_parser(commands: Commands) -> None:
         help="all, none, or some of nginx,redis,lmcache,mooncake,fastapi,local [all]; those not installed are named",
     )
     parser.add_argument(
-        "--cases", default="all", help="all, or some of get/1,get/4,put/1,put/4,read,write,small,layers,match [all]"
+        "--cases",
+        default="all",
+        help="all, or some of get/1,get/4,put/1,put/4,read,write,small,layers,match,many [all]",
+    )
+    parser.add_argument(
+        "--objects",
+        type=int,
+        metavar="N",
+        help="tiny objects that the case many stores, which takes minutes [1000000; 2000 with --quick]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--strict", action="store_true", help="exit 1 where a measured bar is missed")
@@ -35,7 +43,7 @@ def add_parser(commands: Commands) -> None:
         metavar="RATE",
         help="what computing a prompt does, for the break-even [8000]",
     )
-    parser.add_argument("--ram", default="2Gi", help="the service's --ram, where it has that [2Gi]")
+    parser.add_argument("--ram", default="2Gi", help="the service's --ram [2Gi]")
     parser.add_argument("--folder", help="where the temporary folder goes: the disk that is measured")
     parser.add_argument("--lmcache-python", metavar="PATH", help="a Python that has lmcache [this one]")
     parser.add_argument("--mooncake-python", metavar="PATH", help="a Python that has mooncake [this one]")

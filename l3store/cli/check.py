@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def check(folder: Path) -> Report:
-    """Read everything that is stored. Changes nothing but the leftovers of interrupted writes, which are swept."""
+    """Read everything that is stored. Changes no object; leftovers of writes are swept, as at a start."""
     report = Report()
     backend = DiskBackend(folder)
     store = Store(backend, capacity=sys.maxsize)
@@ -80,7 +80,7 @@ async def _check_object(backend: DiskBackend, key: Key, cell_bytes: int, report:
     report.objects += 1
     report.bytes += run.length
     size = (await asyncio.to_thread(backend.path(key).stat)).st_size
-    if size != run.length + overhead(run.count):
+    if size != run.length + overhead(run.cells):
         report.wrong_size.append(str(key))
         return
     data = memoryview(bytearray(run.length))

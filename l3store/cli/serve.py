@@ -65,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
 
     # uvicorn finishes what is in flight on SIGTERM, then hands the signal on. To be stopped is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    run_server(create_app(store, on_ready=announce), listener, log_level=settings.log_level)
+    run_server(create_app(store, on_ready=announce), listener, loop=settings.loop, log_level=settings.log_level)
     return 0

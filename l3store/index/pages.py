@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from l3store.backend import file
+from l3store.index.names import HASH_BYTES
 from l3store.index.runset import Need, RunSet, RunSets
-from l3store.layout import Coordinate, Key, Namespace
+from l3store.layout import Coordinate, InvalidKeyError, Key, Namespace, OutOfModelError
 
 _TAG_BYTES = 4
+_MEMO = 4096
+"""Coordinates that one namespace remembers to be sound."""
 
 
 @dataclass(slots=True)
@@ -34,6 +37,16 @@ class NamespaceIndex:
     tag: bytes
     usage: Usage = field(default_factory=Usage)
     runsets: RunSets = field(default_factory=RunSets)
+    _sound: set[Coordinate] = field(default_factory=set)
+
+    def check(self, coordinate: Coordinate) -> None:
+        """Raise a layout error where the model has no such layers or head group."""
+        if coordinate in self._sound:
+            return
+        _check_coordinate(self.namespace, coordinate)
+        if len(self._sound) >= _MEMO:
+            self._sound.clear()
+        self._sound.add(coordinate)
 
 
 class PageIndex:
@@ -77,16 +90,20 @@ class PageIndex:
 
     def leading(self, entry: NamespaceIndex, page_hashes: Sequence[str], need: Need) -> int:
         """How many leading pages have every cell of the need. They become the most recently used, the first most."""
-        pages = self._pages
+        get, tag = self._pages.get, entry.tag
         hits = []
+        serving: RunSet | None = None
         for page_hash in page_hashes:
-            name = _name(entry, page_hash)
-            runs = pages.get(name)
-            if runs is None or not runs.serves(need):
+            name = bytes.fromhex(page_hash) + tag
+            runs = get(name)
+            # Nearly always the set of the page before, which is known to serve.
+            if runs is None or (runs is not serving and not runs.serves(need)):
                 break
+            serving = runs
             hits.append(name)
+        move_to_end = self._pages.move_to_end
         for name in reversed(hits):
-            pages.move_to_end(name)
+            move_to_end(name)
         return len(hits)
 
     def keys(self, entry: NamespaceIndex) -> Iterator[Key]:
@@ -111,6 +128,23 @@ class PageIndex:
         self._pages[name] = entry.runsets.added(runs, key.coordinate)
         self._count(entry, key.coordinate, 1)
         return True
+
+    def add_pages(self, entry: NamespaceIndex, page_hashes: bytes, coordinates: frozenset[Coordinate]) -> None:
+        """Note the same objects of many pages as stored; the hashes lie back to back, each once."""
+        pages, tag = self._pages, entry.tag
+        runs = entry.runsets.of(coordinates)
+        known = []
+        for at in range(0, len(page_hashes), HASH_BYTES):
+            name = page_hashes[at : at + HASH_BYTES] + tag
+            if name in pages:
+                known.append(name[:HASH_BYTES].hex())
+            else:
+                pages[name] = runs
+        added = len(page_hashes) // HASH_BYTES - len(known)
+        for coordinate in coordinates:
+            self._count(entry, coordinate, added)
+            for page_hash in known:
+                self.add(entry, Key(page_hash, entry.digest, coordinate))
 
     def remove(self, entry: NamespaceIndex, key: Key) -> bool:
         """Note an object as gone; False where it was not noted."""
@@ -141,14 +175,26 @@ class PageIndex:
             self._count(entry, coordinate, -1)
             yield Key(page_hash, entry.digest, coordinate)
 
-    def _count(self, entry: NamespaceIndex, coordinate: Coordinate, sign: int) -> None:
+    def _count(self, entry: NamespaceIndex, coordinate: Coordinate, objects: int) -> None:
         cells = coordinate.end_layer - coordinate.start_layer
         length = cells * entry.namespace.cell_bytes
+        footprint = file.footprint(cells, entry.namespace.cell_bytes)
         for usage in (entry.usage, self.total):
-            usage.objects += sign
-            usage.bytes += sign * length
-            usage.disk_bytes += sign * file.footprint(cells, entry.namespace.cell_bytes)
+            usage.objects += objects
+            usage.bytes += objects * length
+            usage.disk_bytes += objects * footprint
 
 
 def _name(entry: NamespaceIndex, page_hash: str) -> bytes:
     return bytes.fromhex(page_hash) + entry.tag
+
+
+def _check_coordinate(namespace: Namespace, coordinate: Coordinate) -> None:
+    namespace.check_layers(coordinate.layers)
+    if namespace.fields.rank_replicated:
+        if coordinate.head_group is not None:
+            raise InvalidKeyError(f"{coordinate} has a head group, the model (MLA) has none: leave _H out")
+    elif coordinate.head_group is None:
+        raise InvalidKeyError(f"{coordinate} has no head group, the model has {namespace.num_groups}: add _H0 ...")
+    elif coordinate.head_group >= namespace.num_groups:
+        raise OutOfModelError(f"{coordinate}: the model has head groups 0 to {namespace.num_groups - 1}")

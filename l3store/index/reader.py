@@ -213,7 +213,7 @@ class Reader:
 def _verify(runs: Sequence[CellRun], cells: Cells) -> None:
     expected = iter(unpack_sums(cells.sums.packed))
     for run, view in zip(runs, cells.views, strict=True):
-        for cell in range(run.count):
+        for cell in range(run.cells):
             if cell_sum(view[cell * run.cell_bytes : (cell + 1) * run.cell_bytes]) != next(expected):
                 raise CorruptError(f"cell {run.first + cell} of the stored {run.key} fails its sum", key=str(run.key))
 
@@ -230,14 +230,17 @@ def _batches(runs: Iterator[CellRun], size: int) -> Iterator[list[CellRun]]:
     room = size
     for whole in runs:
         run = whole
-        while run.count:
-            fits = min(run.count, max(room // run.cell_bytes, 0 if batch else 1))
+        while (length := run.cells * run.cell_bytes) > room:
+            fits = max(room // run.cell_bytes, 0 if batch else 1)
             if fits:
                 batch.append(CellRun(run.key, run.first, fits, run.cell_bytes))
-                run = CellRun(run.key, run.first + fits, run.count - fits, run.cell_bytes)
-                room -= fits * run.cell_bytes
-            if run.count:
-                yield batch
-                batch, room = [], size
+                run = CellRun(run.key, run.first + fits, run.cells - fits, run.cell_bytes)
+            yield batch
+            batch, room = [], size
+            if not run.cells:
+                break
+        else:
+            batch.append(run)
+            room -= length
     if batch:
         yield batch

@@ -23,7 +23,12 @@ def object_runs(index: PageIndex, entry: NamespaceIndex, key: Key) -> list[CellR
     runs = index.runs(entry, key.page_hash)
     group = key.coordinate.head_group or 0
     pieces = runs.pieces(key.coordinate.layers, group)
-    return None if pieces is None else [_run(entry, key.page_hash, group, piece) for piece in pieces]
+    if pieces is None:
+        return None
+    at = (_part(entry, group, piece) for piece in pieces)
+    return [
+        CellRun(Key(key.page_hash, entry.digest, c), first, count, entry.namespace.cell_bytes) for c, first, count in at
+    ]
 
 
 def page_runs(
@@ -31,50 +36,50 @@ def page_runs(
 ) -> Iterator[CellRun]:
     """The runs of pages that are all present. What is stored is looked up now, the runs are made as they are taken."""
     stored = [index.runs(entry, page_hash) for page_hash in page_hashes]
-    make = _by_page if order is Order.PAGE else _by_layer
-    return make(entry, page_hashes, stored, need)
+    # Pages that are stored alike share a RunSet: what to read of them is worked out once.
+    parts = {runs: _parts(entry, runs, need) for runs in set(stored)}
+    pages = [(page_hash, parts[runs]) for page_hash, runs in zip(page_hashes, stored, strict=True)]
+    return _by_page(entry, pages) if order is Order.PAGE else _by_layer(entry, pages, len(need.layers))
 
 
-def _by_page(
-    entry: NamespaceIndex, page_hashes: Sequence[str], stored: Sequence[RunSet], need: Need
-) -> Iterator[CellRun]:
-    for page_hash, runs in zip(page_hashes, stored, strict=True):
-        for group in need.groups:
-            for piece in _present(runs, need, group):
-                yield _run(entry, page_hash, group, piece)
+_Part = tuple[Coordinate, int, int]
+"""Of the stored object of a coordinate: the first cell, and how many."""
 
 
-def _by_layer(
-    entry: NamespaceIndex, page_hashes: Sequence[str], stored: Sequence[RunSet], need: Need
-) -> Iterator[CellRun]:
-    # Pages that are stored alike share a RunSet, so the object of each layer is looked up once for all of them.
-    sources: dict[RunSet, list[list[Piece]]] = {}
-    for runs in stored:
-        if runs not in sources:
-            sources[runs] = [[p for p in _present(runs, need, g) for _ in p.taken] for g in need.groups]
-    for offset, layer in enumerate(need.layers):
-        for page_hash, runs in zip(page_hashes, stored, strict=True):
-            for group, by_layer in zip(need.groups, sources[runs], strict=True):
-                source = by_layer[offset].source
-                yield CellRun(
-                    _key(entry, page_hash, group, source.start, source.end),
-                    layer - source.start,
-                    1,
-                    entry.namespace.cell_bytes,
-                )
+def _parts(entry: NamespaceIndex, runs: RunSet, need: Need) -> list[list[_Part]]:
+    """What to read of a page, by head group and then by layer."""
+    parts = []
+    for group in need.groups:
+        pieces = runs.pieces(need.layers, group)
+        assert pieces is not None, "pages are matched before they are read"
+        parts.append([_part(entry, group, piece) for piece in pieces])
+    return parts
 
 
-def _present(runs: RunSet, need: Need, group: int) -> list[Piece]:
-    pieces = runs.pieces(need.layers, group)
-    assert pieces is not None, "pages are matched before they are read"
-    return pieces
-
-
-def _run(entry: NamespaceIndex, page_hash: str, group: int, piece: Piece) -> CellRun:
-    key = _key(entry, page_hash, group, piece.source.start, piece.source.end)
-    return CellRun(key, piece.taken.start - piece.source.start, len(piece.taken), entry.namespace.cell_bytes)
-
-
-def _key(entry: NamespaceIndex, page_hash: str, group: int, start: int, end: int) -> Key:
+def _part(entry: NamespaceIndex, group: int, piece: Piece) -> _Part:
     head_group = None if entry.namespace.fields.rank_replicated else group
-    return Key(page_hash, entry.digest, Coordinate(start, end, head_group))
+    source = Coordinate(piece.source.start, piece.source.end, head_group)
+    return source, piece.taken.start - piece.source.start, len(piece.taken)
+
+
+def _by_page(entry: NamespaceIndex, pages: Sequence[tuple[str, list[list[_Part]]]]) -> Iterator[CellRun]:
+    digest, cell_bytes = entry.digest, entry.namespace.cell_bytes
+    for page_hash, groups in pages:
+        for parts in groups:
+            for coordinate, first, count in parts:
+                yield CellRun(Key(page_hash, digest, coordinate), first, count, cell_bytes)
+
+
+def _by_layer(entry: NamespaceIndex, pages: Sequence[tuple[str, list[list[_Part]]]], layers: int) -> Iterator[CellRun]:
+    digest, cell_bytes = entry.digest, entry.namespace.cell_bytes
+    cells = {id(groups): [_cells(parts) for parts in groups] for _, groups in pages}
+    for layer in range(layers):
+        for page_hash, groups in pages:
+            for by_layer in cells[id(groups)]:
+                coordinate, cell = by_layer[layer]
+                yield CellRun(Key(page_hash, digest, coordinate), cell, 1, cell_bytes)
+
+
+def _cells(parts: Sequence[_Part]) -> list[tuple[Coordinate, int]]:
+    """The single cells of parts: of which object, and which of its cells."""
+    return [(coordinate, cell) for coordinate, first, count in parts for cell in range(first, first + count)]

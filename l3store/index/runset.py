@@ -35,7 +35,7 @@ class RunSet:
         for coordinate in sorted(coordinates):
             self._by_group.setdefault(coordinate.head_group or 0, []).append(coordinate.layers)
         self._serves: dict[Need, bool] = {}
-        self._pieces: dict[tuple[Range, int], list[Piece] | None] = {}
+        self._pieces: dict[tuple[int, int, int], list[Piece] | None] = {}
 
     def serves(self, need: Need) -> bool:
         """Whether every cell of the need is stored."""
@@ -47,7 +47,7 @@ class RunSet:
 
     def pieces(self, layers: Range, group: int) -> list[Piece] | None:
         """The stored runs that serve these layers of a group, in order; None where a cell is missing."""
-        key = (layers, group)
+        key = (layers.start, layers.end, group)
         if key in self._pieces:
             return self._pieces[key]
         pieces = cover(self._by_group.get(group, ()), layers)
@@ -70,15 +70,16 @@ class RunSets:
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[frozenset[Coordinate], RunSet] = WeakValueDictionary()
-        self.empty = self._get(frozenset())
+        self.empty = self.of(frozenset())
 
     def added(self, runs: RunSet, coordinate: Coordinate) -> RunSet:
-        return self._get(runs.coordinates | {coordinate})
+        return self.of(runs.coordinates | {coordinate})
 
     def removed(self, runs: RunSet, coordinate: Coordinate) -> RunSet:
-        return self._get(runs.coordinates - {coordinate})
+        return self.of(runs.coordinates - {coordinate})
 
-    def _get(self, coordinates: frozenset[Coordinate]) -> RunSet:
+    def of(self, coordinates: frozenset[Coordinate]) -> RunSet:
+        """The set of these coordinates."""
         known = self._known.get(coordinates)
         if known is None:
             known = self._known[coordinates] = RunSet(coordinates)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from l3store.backend import Ack, Backend, BufferPool, CellRun, NewObject, RamTier
@@ -26,17 +27,15 @@ from l3store.errors import (
     StorageFullError,
     UnknownNamespaceError,
 )
+from l3store.index.departures import Departures
+from l3store.index.names import Alike, pages_alike
 from l3store.index.pages import NamespaceIndex, PageIndex, Usage
-from l3store.index.reading import object_runs
 from l3store.index.registry import Labels, Near, Registration, geometry_conflict, nearest
 from l3store.layout import (
-    Coordinate,
-    InvalidKeyError,
     InvalidNamespaceError,
     Key,
     LayoutError,
     Namespace,
-    OutOfModelError,
     parse_key,
 )
 
@@ -77,13 +76,9 @@ class Store:
         self._share_disk = capacity is None
         self.counters = Counters()
         self._registrations: dict[str, Registration] = {}
-        # Objects whose registration was lost; their lengths are unknown until it comes again.
-        self._orphans: dict[str, list[Key]] = defaultdict(list)
-        # Objects that the index has given up and the backend may still have: a write of one waits for its deletion.
-        self._going: dict[Key, asyncio.Future[None]] = {}
-        self._departures = 0
-        # For each write under way: its keys, and those of them that began to go meanwhile.
-        self._writes: list[tuple[set[Key], set[Key]]] = []
+        # What is stored without a registration; its size is unknown until that comes again.
+        self._orphans: dict[str, list[Alike]] = defaultdict(list)
+        self._departures = Departures()
         self._reserved = 0
         self._not_ready: str | None = "the index is being rebuilt; ask again in a second"
         self._registering = asyncio.Lock()
@@ -99,8 +94,11 @@ class Store:
             self._not_ready = f"the store could not start: {error}"
             raise
         self._not_ready = None
+        # What was loaded so far stays. Else every full collection looks at all of it again, on the loop's thread.
+        gc.freeze()
         for digest, orphans in self._orphans.items():
-            _log.warning("%d objects of %s wait for its registration", len(orphans), digest)
+            count = sum(alike.pages * len(alike.coordinates) for alike in orphans)
+            _log.warning("%d objects of %s wait for its registration", count, digest)
         total = self.index.total
         _log.info("indexed %d objects, %d bytes, in %.2f s", total.objects, total.bytes, time.monotonic() - began)
 
@@ -115,9 +113,9 @@ class Store:
                 continue
             self._registrations[digest] = registration
             self.index.open(registration.namespace)
-        async for keys in self.backend.scan():
-            for key in keys:
-                self._adopt(key)
+        async for names in self.backend.scan():
+            for alike in pages_alike(names):
+                self._adopt(alike)
         if self._share_disk:
             self.capacity = int(_DEFAULT_SHARE * (self.index.total.disk_bytes + await self.backend.free_bytes()))
 
@@ -160,8 +158,8 @@ class Store:
             if known is None:
                 self._registrations[digest] = registration
                 self.index.open(namespace)
-                for key in self._orphans.pop(digest, []):
-                    self._adopt(key)
+                for alike in self._orphans.pop(digest, []):
+                    self._adopt(alike)
         return known is None, near
 
     def registration(self, digest: str) -> tuple[Registration, Usage]:
@@ -199,12 +197,14 @@ class Store:
     def entry_of(self, key: Key) -> NamespaceIndex:
         """`entry`, after a check that the key's layers and head group are in the model. Raises a layout error."""
         entry = self.entry(key.digest)
-        _check_coordinate(entry.namespace, key.coordinate)
+        entry.check(key.coordinate)
         return entry
 
     def has(self, key: Key) -> bool:
         """Whether every cell that a key names is stored, however it is cut."""
-        return object_runs(self.index, self.entry_of(key), key) is not None
+        runs = self.index.runs(self.entry_of(key), key.page_hash)
+        coordinate = key.coordinate
+        return coordinate in runs.coordinates or runs.pieces(coordinate.layers, coordinate.head_group or 0) is not None
 
     async def put(self, objects: Sequence[NewObject]) -> list[bool | L3Error]:
         """Store verified objects of registered namespaces. For each: True created, False there already, or why not."""
@@ -229,10 +229,9 @@ class Store:
 
     async def _write(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
         """Store and index."""
-        # All at once: while one is waited for, another may begin to go.
-        while leaving := next((self._going[new.key] for new in objects if new.key in self._going), None):
-            await asyncio.shield(leaving)
-        with self._watching([new.key for new in objects]) as departed:
+        keys = [new.key for new in objects]
+        await self._departures.over(keys)
+        with self._departures.watched(keys) as departed:
             results = await self.tier.put(objects)
         # From here to the index nothing else may happen: what is not indexed cannot be deleted, nor counted.
         outcomes = list(enumerate(zip(objects, results, strict=True)))
@@ -300,13 +299,13 @@ class Store:
             return
         corrupt = isinstance(error, CorruptError)
         if not corrupt:
-            departures = self._departures
-            if await self._there(entry, key) or departures != self._departures:
+            departures = self._departures.count
+            if await self._there(entry, key) or departures != self._departures.count:
                 # Deleted under the reader and stored again, or something was just now: the reader looks again.
                 return
         if not self.index.remove(entry, key):
             return
-        async with self._leaving([key]):
+        async with self._departures.leaving([key]):
             try:
                 if corrupt:
                     self.counters.corrupt_objects += 1
@@ -337,17 +336,22 @@ class Store:
         if entry is not None and self.index.remove(entry, key):
             self.counters.write_errors += 1
 
-    def _adopt(self, key: Key) -> None:
-        entry = self.index.get(key.digest)
+    def _adopt(self, alike: Alike) -> None:
+        """Index what was found at rest."""
+        entry = self.index.get(alike.digest)
         if entry is None:
-            self._orphans[key.digest].append(key)
+            self._orphans[alike.digest].append(alike)
             return
-        try:
-            _check_coordinate(entry.namespace, key.coordinate)
-        except LayoutError as error:
-            _log.warning("ignored %s: %s", key, error)
-            return
-        self.index.add(entry, key)
+        known = []
+        for coordinate in alike.coordinates:
+            try:
+                entry.check(coordinate)
+            except LayoutError as error:
+                _log.warning("ignored %d objects of %s: %s", alike.pages, alike.digest, error)
+            else:
+                known.append(coordinate)
+        if known:
+            self.index.add_pages(entry, alike.page_hashes, frozenset(known))
 
     def _note(self, key: Key, result: bool | Exception) -> bool | L3Error:
         """Count what was stored and what was not."""
@@ -386,46 +390,8 @@ class Store:
 
     async def _delete(self, keys: Sequence[Key]) -> None:
         """Delete from the backend what the index has given up."""
-        async with self._leaving(keys):
+        async with self._departures.leaving(keys):
             await self.tier.delete(keys)
-
-    @contextlib.contextmanager
-    def _watching(self, keys: Sequence[Key]) -> Iterator[set[Key]]:
-        """The keys that begin to go while this is open."""
-        departed: set[Key] = set()
-        watch = (set(keys), departed)
-        self._writes.append(watch)
-        try:
-            yield departed
-        finally:
-            self._writes = [other for other in self._writes if other is not watch]
-
-    @contextlib.asynccontextmanager
-    async def _leaving(self, keys: Sequence[Key]) -> AsyncIterator[None]:
-        """Hold writes of these keys back until the backend has done with what it had under them."""
-        gone = asyncio.get_running_loop().create_future()
-        self._departures += 1
-        for written, departed in self._writes:
-            departed.update(written.intersection(keys))
-        self._going.update(dict.fromkeys(keys, gone))
-        try:
-            yield
-        finally:
-            for key in keys:
-                if self._going.get(key) is gone:
-                    del self._going[key]
-            gone.set_result(None)
-
-
-def _check_coordinate(namespace: Namespace, coordinate: Coordinate) -> None:
-    namespace.check_layers(coordinate.layers)
-    if namespace.fields.rank_replicated:
-        if coordinate.head_group is not None:
-            raise InvalidKeyError(f"{coordinate} has a head group, the model (MLA) has none: leave _H out")
-    elif coordinate.head_group is None:
-        raise InvalidKeyError(f"{coordinate} has no head group, the model has {namespace.num_groups}: add _H0 ...")
-    elif coordinate.head_group >= namespace.num_groups:
-        raise OutOfModelError(f"{coordinate}: the model has head groups 0 to {namespace.num_groups - 1}")
 
 
 def _footprint(new: NewObject) -> int:

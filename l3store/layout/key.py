@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from l3store.layout.errors import InvalidKeyError
 from l3store.layout.namespace import DIGEST_PATTERN
@@ -18,8 +19,8 @@ _COORDINATE = re.compile(rf"L{_NUMBER}-{_NUMBER}(?:_H{_NUMBER})?")
 _KEY = re.compile(rf"([0-9a-f]{{64}})_({DIGEST_PATTERN})_(L.*)")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Coordinate:
+# Named tuples: both are made, hashed and compared for every run of every page that is read.
+class Coordinate(NamedTuple):
     """Layers ``[start_layer, end_layer)`` of one head group; ``head_group`` is None for MLA. Absolute and global.
 
     Sorts as SGLang orders a rank's objects: by layers, then by head group.
@@ -31,15 +32,14 @@ class Coordinate:
 
     @property
     def layers(self) -> Range:
-        return Range(self.start_layer, self.end_layer)
+        return _range(self.start_layer, self.end_layer)
 
     def __str__(self) -> str:
         layers = f"L{self.start_layer}-{self.end_layer}"
         return layers if self.head_group is None else f"{layers}_H{self.head_group}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
+class Key(NamedTuple):
     """The name of one object: of bytes, not of a file. ``page_hash`` is 64 lowercase hex digits."""
 
     page_hash: str
@@ -76,6 +76,11 @@ def parse_key(text: str) -> Key:
             "with 64 lowercase hex digits of page hash"
         )
     return Key(match[1], match[2], parse_coordinate(match[3]))
+
+
+@functools.lru_cache(4096)
+def _range(start: int, end: int) -> Range:
+    return Range(start, end)
 
 
 def _shown(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -32,7 +33,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> None:
+def run(
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    loop: Literal["auto", "asyncio", "uvloop"] = "auto",
+    log_level: str = "info",
+) -> None:
     """Serve until SIGINT or SIGTERM, then finish what is in flight."""
     # A disk thread gives the interpreter up for every system call, and waits up to so long to get it back from a busy
     # loop, 5 ms by default. How much this gains is not measured well yet: docs/performance.md.
@@ -40,6 +47,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> No
     logging.getLogger("asyncio").addFilter(Sparing())
     config = uvicorn.Config(
         app,
+        loop=loop,
         http=WireConnection,  # type: ignore[arg-type]  # uvicorn's own are all of the unbuffered kind
         ws="none",
         log_config=None,

@@ -10,7 +10,7 @@ import pytest
 
 from l3store.backend import Backend, CellRun, NewObject, Sums
 from l3store.errors import MissError
-from l3store.layout import Key, parse_key
+from l3store.layout import InvalidKeyError, Key, parse_key
 from l3store.layout.sums import sum_cells
 from tests.support import page_hashes
 
@@ -40,7 +40,24 @@ async def read(backend: Backend, *runs: CellRun) -> tuple[bytes, Sums]:
 
 
 async def scanned(backend: Backend) -> list[Key]:
-    return sorted([key async for keys in backend.scan() for key in keys])
+    """Every stored object, after a check that each batch is sorted and has all of its pages."""
+    keys: list[Key] = []
+    pages: set[str] = set()
+    async for names in backend.scan():
+        assert names == sorted(names)
+        batch = [parse_key(name) for name in names if _is_key(name)]
+        assert pages.isdisjoint(key.page_hash for key in batch)
+        pages.update(key.page_hash for key in batch)
+        keys += batch
+    return sorted(keys)
+
+
+def _is_key(name: str) -> bool:
+    try:
+        parse_key(name)
+    except InvalidKeyError:
+        return False
+    return True
 
 
 class BackendSuite(ABC):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from l3store.backend import Ack, DiskBackend
+from l3store.backend import Ack, DiskBackend, naming
 from l3store.backend.file import footprint, overhead
+from l3store.backend.naming import name_file
 from l3store.errors import CorruptError, MissError, StorageFullError
 from tests.conformance.backend_suite import CELL, DIGEST, BackendSuite, key_of, new_object, read, run_of, scanned
 
@@ -51,11 +53,12 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-async def test_objects_fan_out_by_the_first_two_bytes_of_the_page_hash(tmp_path: Path, disk: DiskBackend) -> None:
+async def test_objects_fan_out_by_the_first_byte_of_the_page_hash(tmp_path: Path, disk: DiskBackend) -> None:
+    objects = tmp_path / "data" / "objects"
+    assert sorted(path.name for path in objects.iterdir()) == [f"{byte:02x}" for byte in range(256)]
     keys = [key_of(page) for page in range(8)]
     await disk.put([new_object(key) for key in keys])
-    expected = [f"{key.page_hash[:2]}/{key.page_hash[2:4]}/{key}" for key in keys]
-    assert names(tmp_path / "data" / "objects") == sorted(expected)
+    assert names(objects) == sorted(f"{key.page_hash[:2]}/{key}" for key in keys)
 
 
 async def test_a_file_is_cells_sums_and_a_footer(tmp_path: Path, disk: DiskBackend) -> None:
@@ -102,8 +105,9 @@ async def test_a_scan_sweeps_the_leftovers_of_a_crash_and_reads_names_alone(tmp_
     await disk.put([new_object(key_of(0)), new_object(key_of(1))])
     (data / "tmp" / "17").write_bytes(b"half a registration")
     (disk.path(key_of(0)).parent / "17.partial").write_bytes(b"half an obj")
-    (data / "objects" / "ab").mkdir(exist_ok=True)
+    (data / "objects" / "18.partial").write_bytes(b"l3st")
     (data / "objects" / "ab" / "stray").write_bytes(b"x")
+    (data / "objects" / "ab" / ("ab" * 40)).write_bytes(b"x")
     (disk.path(key_of(0)).parent / "README").write_bytes(b"x")
     (data / "objects" / "lost+found").mkdir()
     disk.path(key_of(1)).write_bytes(b"")
@@ -118,7 +122,7 @@ async def test_a_folder_has_one_owner(tmp_path: Path, disk: DiskBackend) -> None
     assert await disk.put([new_object(key_of())]) == [True]
 
 
-@pytest.mark.parametrize("call", ["open", "writev", "link"])
+@pytest.mark.parametrize("call", ["os.open", "os.writev", "l3store.backend.disk.name_file"])
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, StorageFullError), (errno.EDQUOT, StorageFullError), (errno.EIO, OSError)]
 )
@@ -127,7 +131,8 @@ async def test_a_failed_write_is_that_objects_error_and_leaves_nothing(
 ) -> None:
     """The second of three writes fails."""
     await disk.put([new_object(key_of(9, group=g)) for g in range(1)])
-    real = getattr(os, call)
+    patched: dict[str, Callable[..., Any]] = {"os.open": os.open, "os.writev": os.writev}
+    real = patched.get(call, name_file)
     calls = 0
 
     def failing(*args: Any, **more: Any) -> Any:
@@ -139,7 +144,7 @@ async def test_a_failed_write_is_that_objects_error_and_leaves_nothing(
 
     # All in one folder that is there already, so that each object is one call.
     keys = [key_of(9, group=g) for g in (1, 2, 3)]
-    monkeypatch.setattr(os, call, failing)
+    monkeypatch.setattr(call, failing)
     results = await disk.put([new_object(key) for key in keys])
     monkeypatch.undo()
     assert (results[0], results[2]) == (True, True)
@@ -243,9 +248,81 @@ async def test_fsync_is_called_where_it_is_asked_for_and_only_there(
         await backend.close()
         if ack is Ack.FILE:
             assert synced == []
-    # The file, then every folder whose entry is new.
-    partial = next(path for path in synced if path.endswith(".partial"))
-    assert partial.startswith(str(folder))
-    # The folders above before the object is made, its own once it has its name.
+    # The folders that were made at start, then the file, and last the folder in which it got its name.
+    assert synced[:-2] == [str(folder.parent), str(folder.parent.parent)]
+    assert synced[-2].startswith(f"{folder}/")
+    assert synced[-2].endswith(".partial")
     assert synced[-1] == str(folder)
-    assert set(synced) - {partial} == {str(folder), str(folder.parent), str(folder.parent.parent)}
+
+
+async def test_a_writer_who_comes_second_syncs_the_folder_before_it_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = DiskBackend(tmp_path / "data", ack=Ack.FSYNC)
+    await backend.put([new_object(key_of())])
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    assert await backend.put([new_object(key_of())]) == [False]
+    assert synced[-1] == str(backend.path(key_of()).parent)
+    await backend.close()
+
+
+@pytest.mark.parametrize("number", [None, errno.EINVAL, errno.ENOSYS])
+async def test_a_file_system_without_a_rename_that_spares_what_is_there(
+    tmp_path: Path, disk: DiskBackend, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    """Then it is linked, and all is the same."""
+
+    def unknown(*_: object) -> int:
+        ctypes.set_errno(number or 0)
+        return -1
+
+    monkeypatch.setattr(naming, "_renameat2", None if number is None else unknown)
+    first, second = new_object(key_of(), 1), new_object(key_of(), 2)
+    assert await disk.put([first, second, new_object(key_of(1))]) == [True, False, True]
+    assert (await read(disk, run_of(key_of())))[0] == first.body
+    assert partials(tmp_path / "data") == []
+    assert disk.path(key_of()).stat().st_nlink == 1
+
+
+async def test_a_folder_that_somebody_tidied_away_is_made_again(disk: DiskBackend) -> None:
+    disk.path(key_of()).parent.rmdir()
+    assert await disk.put([new_object(key_of())]) == [True]
+    assert await scanned(disk) == [key_of()]
+
+
+async def test_objects_of_the_former_two_levels_of_folders_move_up(tmp_path: Path) -> None:
+    """Also those that were stored anew meanwhile, of which the file in its place stays."""
+    first = DiskBackend(tmp_path / "data")
+    news = [new_object(key_of(page, group=group), 10 * page + group) for page in range(30) for group in (0, 1)]
+    await first.put(news)
+    for new in news:
+        path = first.path(new.key)
+        old = path.parent / new.key.page_hash[2:4]
+        old.mkdir(exist_ok=True)
+        path.rename(old / path.name)
+        (old / "3.partial").write_bytes(b"half an object")
+    stranger = first.path(key_of(0)).parent / key_of(0).page_hash[2:4] / "README"
+    stranger.write_bytes(b"x")
+    again = new_object(key_of(1, group=1), 200)
+    assert await first.put([again]) == [True]
+    await first.close()
+    second = DiskBackend(tmp_path / "data")
+    for _ in range(2):
+        assert await scanned(second) == sorted(new.key for new in news)
+    for new in news:
+        expected = again if new.key == again.key else new
+        assert await read(second, run_of(new.key)) == (expected.body, expected.sums)
+    assert partials(tmp_path / "data") == []
+    kept = [path.name for path in (tmp_path / "data" / "objects").glob("*/*") if path.is_dir()]
+    assert kept == [stranger.parent.name]
+    assert stranger.exists()
+    await second.close()
+
+
+async def test_a_file_in_the_wrong_folder_is_nobodys(disk: DiskBackend) -> None:
+    await disk.put([new_object(key_of(page)) for page in range(3)])
+    wrong = disk.path(key_of(0)).parent / str(key_of(1))
+    disk.path(key_of(1)).rename(wrong)
+    assert await scanned(disk) == sorted([key_of(0), key_of(2)])
+    assert wrong.exists()

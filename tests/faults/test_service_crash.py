@@ -152,8 +152,9 @@ def test_a_data_folder_that_cannot_be_written_is_503_and_back_when_it_can(
     pages = Pages(tiny("org/unwritable"), "unwritable", 2)
     client.register(pages.namespace)
     client.put_page(pages, 0, [(0, 6)])
-    # A file where a folder has to be made.
+    # A file where a folder has to be.
     in_the_way = tmp_path / "data" / "objects" / pages.hashes[1][:2]
+    in_the_way.rmdir()
     in_the_way.write_bytes(b"")
     check_problem(client.put(pages.key(1, 0, 3), pages.body(1, 0, 3)), 503, "could not store")
     (tmp_path / "data" / "tmp").rename(tmp_path / "gone")

@@ -52,6 +52,18 @@ class IndexMachine(RuleBasedStateMachine):
             self.order.append((space, page))
 
     @rule(
+        space=spaces, alike=st.lists(pages, unique=True), cut=st.sets(st.tuples(runs, groups), min_size=1, max_size=3)
+    )
+    def add_pages(self, space: int, alike: list[int], cut: set[tuple[tuple[int, int], int]]) -> None:
+        coordinates = frozenset(Coordinate(*run, group) for run, group in cut)
+        hashes = b"".join(bytes.fromhex(HASHES[page]) for page in alike)
+        self.index.add_pages(self.entries[space], hashes, coordinates)
+        for page in alike:
+            self.stored.setdefault((space, page), set()).update(coordinates)
+            if (space, page) not in self.order:
+                self.order.append((space, page))
+
+    @rule(
         space=spaces, page=pages, run=runs, group=groups, known=st.booleans(), which=st.randoms(use_true_random=False)
     )
     def remove(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import random
 from collections.abc import AsyncIterator
@@ -361,7 +362,7 @@ async def test_writes_and_deletes_of_the_same_keys_at_once_leave_no_trace(
     await asyncio.gather(*(worker(i) for i in range(16)))
     await check_exact(store, folder)
     assert store._reserved == 0
-    assert store._going == {}
+    assert len(store._departures) == 0
     for made in news:
         if store.has(made.key):
             assert await content(reader, made.key) == made.body
@@ -452,6 +453,39 @@ async def test_keys_of_other_models_in_the_folder_are_passed_over(folder: Path) 
     await store.close()
 
 
+async def test_a_start_finds_all_that_is_stored_whatever_its_cut(folder: Path) -> None:
+    """Pages in part, off the grid, of several namespaces; one of them registers again only after the start."""
+    other = tiny("org/store-lost", page_size=64)
+    rng = random.Random(5)
+    store = await started(folder)
+    await store.register(other, None)
+    written: dict[Key, object] = {}
+    for namespace in (NAMESPACE, other):
+        pages = Pages(namespace, "found", 60)
+        for page in range(60):
+            cuts = [(0, 3, 0), (3, 6, 0), (0, 3, 1), (3, 6, 1)] if page % 3 else [(0, 2, 0), (1, 6, rng.randrange(2))]
+            for made in (new(pages, page, *cut) for cut in cuts[: rng.randint(1, 4)]):
+                assert await store.put([made]) == [True]
+                written[made.key] = made.body
+    before = store.index.total
+    await store.close()
+    (folder / "namespaces" / f"{other.digest}.json").unlink()
+    store = await started(folder)
+    assert {key for key in written if key.digest == NAMESPACE.digest} == set(
+        store.index.keys(store.entry(NAMESPACE.digest))
+    )
+    with pytest.raises(UnknownNamespaceError):
+        store.entry(other.digest)
+    await store.register(other, None)
+    assert {key for entry in store.index.namespaces() for key in store.index.keys(entry)} == written.keys()
+    assert store.index.total == before
+    reader = Reader(store)
+    for key in rng.sample(list(written), 40):
+        assert await content(reader, key) == written[key]
+    await check_exact(store, folder)
+    await store.close()
+
+
 async def test_heal_counts_what_was_lost(store: Store) -> None:
     made = new(pages_of(1), 0)
     await store.put([made])
@@ -468,3 +502,7 @@ async def test_errors_say_the_key(store: Store) -> None:
     key = Key("0" * 64, NAMESPACE.digest, parse_key(f"{'0' * 64}_{NAMESPACE.digest}_L0-3_H0").coordinate)
     with pytest.raises(L3Error, match=str(key)):
         await Reader(store).read_object(key, verify=False)
+
+
+async def test_what_was_loaded_is_no_work_for_later_collections(store: Store) -> None:
+    assert gc.get_freeze_count() > 0
