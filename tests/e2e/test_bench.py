@@ -45,6 +45,8 @@ def test_everything_that_can_be_measured_is(report: dict[str, Any]) -> None:
     assert cases_of(report, "l3store, layer order") == {"read"}
     assert cases_of(report, "l3store, one object") == {"read"}
     assert cases_of(report, "l3store, first layer") == {"layers"}
+    assert cases_of(report, "l3store, many") == cases_of(report, "l3store, few") == {"many"}
+    assert cases_of(report, "find") == ({"many"} if shutil.which("find") else set())
     assert cases_of(report, "fastapi") == OBJECTS
     assert cases_of(report, "local files") == OBJECTS | {"match"}
     if shutil.which("nginx"):
@@ -67,13 +69,50 @@ def test_figures_make_sense(report: dict[str, Any]) -> None:
         assert all(0 < s["low"] <= s["median"] <= s["high"] for s in spreads if s is not None), row
         assert 0 < row["p50"] <= row["p99"]
         assert row["rounds"] == report["rounds"]
-        if not row["contender"].startswith("local"):
+        if row["contender"] not in {"local files", "find"}:
             assert row["server_peak_bytes"] > 1 << 20
             assert row["server_cpu"] is None or row["server_cpu"]["median"] > 0
-    ratios = [bar["ratio"]["median"] for bar in report["bars"] if bar["ratio"]]
+    # Memory for each of so few objects is noise of either sign.
+    ratios = [bar["ratio"]["median"] for bar in report["bars"] if bar["ratio"] and "memory" not in bar["bar"]]
     assert ratios
     assert all(ratio > 0 for ratio in ratios)
     assert all(bar["met"] is not None or bar["why"] for bar in report["bars"])
+
+
+def test_the_report_says_where_it_was_made(report: dict[str, Any]) -> None:
+    machine = report["machine"]
+    assert machine["loop"] == ("uvloop" if importlib.util.find_spec("uvloop") else "asyncio")
+    assert all(machine[name] for name in ("version", "date", "cpu", "cores", "system", "python"))
+
+
+def test_many_objects_beside_few(report: dict[str, Any]) -> None:
+    """A service that was killed starts with all that it stored; its figures are there, and judged."""
+    rows = {row["contender"]: row for row in report["rows"] if row["case"] == "many"}
+    for name in ("l3store, many", "l3store, few"):
+        assert rows[name]["operations"] == report["rounds"] * report["sizes"]["many_reads"]
+        assert rows[name]["parts"]["ready"]["low"] > 0
+        assert rows[name]["parts"]["resident_bytes"]["low"] > 1 << 20
+    judged = [bar for bar in report["bars"] if bar["case"] == "many"]
+    assert len(judged) == 3
+    assert all(bar["ratio"] is not None for bar in judged if shutil.which("find") or "find" not in bar["bar"])
+
+
+def test_the_overhead_of_a_page(report: dict[str, Any]) -> None:
+    assert [o["contender"] for o in report["page_overhead"]] == ["l3store", "l3store, layer order"]
+
+
+def test_without_find_the_start_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("l3client.bench.many.shutil.which", lambda _: None)
+    args = ["--quick", "--rounds", "1", "--cases", "many", "--peers", "none", "--objects", "300", "--json"]
+    assert main(["bench", *args]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["sizes"]["many_objects"] == 300
+    assert {row["contender"] for row in written["rows"]} == {"l3store, many", "l3store, few"}
+    assert [bar["why"] for bar in written["bars"] if bar["case"] == "many"] == [
+        "", "", "find: not found: no find in PATH"
+    ]  # fmt: skip
 
 
 class Liar(LocalFiles):
@@ -154,7 +193,14 @@ def test_strict_fails_where_a_bar_is_missed(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [("--peers", "memcached"), ("--cases", "get/9"), ("--rounds", "-1"), ("--prefill-tokens-per-second", "0")]
+    "args",
+    [
+        ("--peers", "memcached"),
+        ("--cases", "get/9"),
+        ("--rounds", "-1"),
+        ("--objects", "200"),
+        ("--prefill-tokens-per-second", "0"),
+    ],
 )
 def test_wrong_arguments_are_said(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--quick", *args]) == 2

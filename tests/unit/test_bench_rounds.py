@@ -9,8 +9,10 @@ import pytest
 
 from l3client.bench.bars import BARS, Bar, judge, rate
 from l3client.bench.contender import MismatchError, NotFoundError, Timing, together
+from l3client.bench.host import Host
+from l3client.bench.overhead import page_overhead
 from l3client.bench.report import Report
-from l3client.bench.rounds import Results, measure
+from l3client.bench.rounds import Results, Sample, measure
 from l3client.bench.workload import CASES, Case, Kind, Sizes
 
 GET = Case("get/4", "get", Kind.GET, 4)
@@ -54,6 +56,10 @@ class Fake:
 
     def stop(self) -> None:
         self._do("stop")
+
+
+def report_of(results: Results) -> Report:
+    return Report.of(results, CASES, Sizes.quick(), 2, prefill=8000.0, seconds=1.0, host=Host.now().ended("asyncio"))
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +133,7 @@ def test_verdicts() -> None:
 def test_the_report_has_every_row_and_every_bar() -> None:
     everything = frozenset(Kind)
     results = measure([Fake("bare", 200, everything), Fake("l3store", 100, everything)], CASES, 2)
-    report = Report.of(results, CASES, Sizes.quick(), 2, 8000.0, 1.0)
+    report = report_of(results)
     written = json.loads(json.dumps(report.as_json()))
     assert {(row["case"], row["contender"]) for row in written["rows"]} == {
         (case.name, name) for case in CASES for name in ("bare", "l3store")
@@ -137,13 +143,36 @@ def test_the_report_has_every_row_and_every_bar() -> None:
     assert ours["of_bare"] == {"median": 0.5, "low": 0.5, "high": 0.5}
     assert (ours["p50"], ours["p99"], ours["operations"]) == (0.25, 0.5, 4)
     assert report.missed
+    assert written["machine"]["loop"] == "asyncio"
     text = report.as_text()
     assert all(case.title in text for case in CASES)
     assert "MISSED" in text
 
 
+def test_the_overhead_of_a_page_is_paired_by_round() -> None:
+    """Ours takes 30 and 50 ms of the client, one object 20 and 20, in rounds of 1,000 pages: 10 and 30 us a page."""
+
+    def samples(client: dict[int, float], server: float) -> dict[int, Sample]:
+        return {
+            turn: Sample(
+                seconds=1, moved=1, latencies=(1,), client_cpu=cpu, server_cpu=turn * server, settled_cpu=0
+            )
+            for turn, cpu in client.items()
+        }  # fmt: skip
+
+    results = Results()
+    assert page_overhead(results, "l3store", 1000) is None
+    results.samples["read", "l3store"] = samples({1: 0.03, 2: 0.05, 3: 9.0}, 0.003)
+    assert page_overhead(results, "l3store", 1000) is None
+    results.samples["read", "l3store, one object"] = samples({1: 0.02, 2: 0.02}, 0.002)
+    overhead = page_overhead(results, "l3store", 1000)
+    assert overhead is not None
+    assert [overhead.client_us.low, overhead.client_us.high] == pytest.approx([10, 30])
+    assert [overhead.server_us.low, overhead.server_us.high] == pytest.approx([1, 2])
+
+
 def test_no_results_are_no_rows() -> None:
-    report = Report.of(Results(absent={"l3store": "x"}), CASES, Sizes.quick(), 1, 8000.0, 1.0)
+    report = report_of(Results(absent={"l3store": "x"}))
     assert (report.rows, report.missed) == ([], False)
     assert "l3store: left out; x" in report.as_text()
 

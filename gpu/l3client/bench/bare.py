@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from l3client.bench import bare_server
-from l3client.bench.contender import Handle, Threaded
+from l3client.bench.contender import Handle
 from l3client.bench.memory import address
 from l3client.bench.process import Server
-from l3client.bench.workload import Batch, Case, Item, Kind, Workload
+from l3client.bench.served import Served
+from l3client.bench.workload import Batch, Case, Item, Kind
 
 
 class BareHandle(Handle):
@@ -47,33 +48,20 @@ class BareHandle(Handle):
         self._socket.close()
 
 
-class Bare(Threaded):
+class Bare(Served):
     """Send from memory, receive into memory. A batch is one exchange of all its bytes."""
 
     name = "bare"
     about = "bare sockets: send from memory, recv_into memory; the ceiling"
     required = True
 
-    def __init__(self, work: Workload, folder: Path) -> None:
-        super().__init__(work, folder)
-        self._server: Server | None = None
-        self._port = 0
-
-    @property
-    def server_pids(self) -> list[int]:
-        return self._server.pids if self._server else []
-
     def launch(self) -> None:
         command = [sys.executable, "-I", bare_server.__file__, str(self.work.moved_bytes), str(self.folder)]
-        self._server = Server(command, self.folder / "log", pipe=True)
-        self._port = int(self._server.line())
+        self.server = Server(command, self.folder / "log", pipe=True)
+        self.port = int(self.server.line())
 
     def connect(self) -> Handle:
-        return BareHandle(self._port)
-
-    def halt(self) -> None:
-        if self._server:
-            self._server.stop()
+        return BareHandle(self.port)
 
     def prepare(self, case: Case, turn: int) -> None:
         super().prepare(case, turn)
@@ -124,7 +112,7 @@ class BareFile(Bare):
     kinds = frozenset({Kind.PUT})
 
     def connect(self) -> Handle:
-        return BareFileHandle(self._port, self.folder)
+        return BareFileHandle(self.port, self.folder)
 
     def load(self) -> None:
         """Nothing is read."""

@@ -31,6 +31,16 @@ def median_latency(sample: Sample) -> float:
     return quantile(sample.latencies, 0.5)
 
 
+def ready(sample: Sample) -> float:
+    """Seconds until all objects of a folder are known: to a service that starts, or to `find`."""
+    return sample.parts["ready"]
+
+
+def index_bytes(sample: Sample) -> float:
+    """Bytes of memory that each stored object takes, as growth of RSS."""
+    return sample.parts["index_bytes"]
+
+
 def of_bound(sample: Sample) -> float:
     """The first layer's time as a part of what it may take."""
     return sample.parts["of_bound"]
@@ -66,6 +76,8 @@ class Verdict:
 OURS, RAM, BARE, BARE_FILE = "l3store", "l3store, ack ram", "bare", "bare file"
 PEERS = ("redis", "lmcache", "mooncake", "fastapi")
 LOCAL = "local files"
+LAYERED, ONE_OBJECT = "l3store, layer order", "l3store, one object"
+MANY, FEW, FIND = "l3store, many", "l3store, few", "find"
 
 BARS: tuple[Bar, ...] = (
     Bar(text="GET, 4 connections, of the ceiling", case="get/4", who=OURS, than=BARE, metric=rate, limit=0.75),
@@ -109,11 +121,11 @@ BARS: tuple[Bar, ...] = (
     ),
     *(
         bar
-        for who, order in ((OURS, "page"), ("l3store, layer order", "layer"))
+        for who, order in ((OURS, "page"), (LAYERED, "layer"))
         for bar in (
             Bar(
                 text=f"pages/read, {order} order, of one object with as many bytes",
-                case="read", who=who, than="l3store, one object", metric=rate, limit=0.9,
+                case="read", who=who, than=ONE_OBJECT, metric=rate, limit=0.9,
             ),
             Bar(
                 text=f"pages/read, {order} order, of the ceiling",
@@ -141,14 +153,20 @@ BARS: tuple[Bar, ...] = (
         text="GET, 1 connection, sums on over off",
         case="get/1", who=OURS, than="l3store, sums off", metric=rate, limit=0.75,
     ),
+    Bar(
+        text="one 64 KiB GET, p50, many objects stored, over few",
+        case="many", who=MANY, than=FEW, metric=median_latency, limit=1.2, at_least=False,
+    ),
+    Bar(
+        text="memory of the index with many objects, bytes an object",
+        case="many", who=MANY, than=None, metric=index_bytes, limit=400, at_least=False,
+    ),
+    Bar(
+        text="start with many objects after kill -9 until ready, over find in the same folder",
+        case="many", who=MANY, than=FIND, metric=ready, limit=1.0, at_least=False,
+    ),
 )  # fmt: skip
-
-NOT_HERE = (
-    "GET p50 with 1,000,000 objects stored against 1,000",
-    "memory of the index at 1,000,000 objects",
-    "start with 1,000,000 objects after kill -9",
-)
-"""Bars that this command does not measure."""
+"""``many`` and ``few`` are numbers that the heading of their case says: 1,000,000 and 1,000 by default."""
 
 
 def judge(results: Results, bars: Sequence[Bar] = BARS) -> list[Verdict]:

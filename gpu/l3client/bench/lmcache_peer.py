@@ -9,10 +9,11 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from l3client.bench.contender import Handle, NotFoundError, Threaded
-from l3client.bench.process import Server, free_port
+from l3client.bench.contender import Handle, NotFoundError
+from l3client.bench.served import Served
 from l3client.bench.workload import Batch, Item, Workload
 
 # lmcache.v1.protocol of 0.5.6: command, length, format, dtype, location, 4 of shape, the key padded with spaces;
@@ -76,30 +77,21 @@ def key_of(item: Item) -> bytes:
     return f"bench@1@0@{hashlib.sha256(where.encode()).hexdigest()[:15]}@uint8".encode().ljust(150)
 
 
-class LMCache(Threaded):
+class LMCache(Served):
     name = "lmcache"
     about = "LMCache server (cpu), its own wire format; batches object by object over 4 connections"
+    env: Mapping[str, str] = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
 
     def __init__(self, work: Workload, folder: Path, python: str | None) -> None:
         super().__init__(work, folder)
         self._python = python
-        self._server: Server | None = None
-        self._port = 0
 
-    @property
-    def server_pids(self) -> list[int]:
-        return self._server.pids if self._server else []
-
-    def launch(self) -> None:
+    def command(self) -> list[str]:
         python = python_with("lmcache", self._python)
-        self._port = free_port()
-        command = [python, "-m", "lmcache.v1.server", "127.0.0.1", str(self._port), "cpu"]
-        env = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
-        self._server = Server(command, self.folder / "log", env=env)
-        self._server.wait_for_port(self._port)
+        return [python, "-m", "lmcache.v1.server", "127.0.0.1", str(self.port), "cpu"]
 
     def connect(self) -> Handle:
-        return LMCacheHandle(self._port)
+        return LMCacheHandle(self.port)
 
     # One turn's names serve all turns, and its bytes differ from those of the turn before.
 
@@ -109,10 +101,6 @@ class LMCache(Threaded):
     def fresh_batches(self, turn: int) -> tuple[Batch, ...]:
         digest = self.work.batch_namespace.digest
         return tuple(Batch(b.namespace, b.hashes, _under(digest, b.items)) for b in super().fresh_batches(turn))
-
-    def halt(self) -> None:
-        if self._server:
-            self._server.stop()
 
 
 def _under(digest: str, items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -6,12 +6,11 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
-from l3client.bench.contender import Handle, NotFoundError, Threaded
+from l3client.bench.contender import Handle, NotFoundError
 from l3client.bench.least_http import HttpHandle
-from l3client.bench.process import Server, free_port
-from l3client.bench.workload import Item, Workload
+from l3client.bench.served import Served
+from l3client.bench.workload import Item
 
 _CONFIG = """
 daemon off;
@@ -43,41 +42,26 @@ http {{
 """
 
 
-class Nginx(Threaded):
+class Nginx(Served):
     name = "nginx"
     about = "nginx: GET by sendfile, DAV PUT to files"
 
-    def __init__(self, work: Workload, folder: Path) -> None:
-        super().__init__(work, folder)
-        self._server: Server | None = None
-        self._port = 0
-
-    @property
-    def server_pids(self) -> list[int]:
-        return self._server.pids if self._server else []
-
-    def launch(self) -> None:
+    def command(self) -> list[str]:
         # Debian keeps it in sbin, which a user's PATH may leave out.
         binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
         if binary is None:
             raise NotFoundError("no nginx in PATH")
         (self.folder / "data").mkdir()
-        self._port = free_port()
         # Started by root, its workers would run as another user, who cannot write here.
         user = "user root;" if os.geteuid() == 0 else ""
         config = self.folder / "nginx.conf"
-        config.write_text(_CONFIG.format(folder=self.folder, port=self._port, user=user))
-        self._server = Server([binary, "-c", str(config), "-p", str(self.folder)], self.folder / "log")
-        self._server.wait_for_port(self._port)
+        config.write_text(_CONFIG.format(folder=self.folder, port=self.port, user=user))
+        return [binary, "-c", str(config), "-p", str(self.folder)]
 
     def connect(self) -> Handle:
-        return HttpHandle(self._port)
+        return HttpHandle(self.port)
 
     def remove(self, items: Sequence[Item]) -> None:
         for item in items:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.folder / "data" / str(item.key))
-
-    def halt(self) -> None:
-        if self._server:
-            self._server.stop()

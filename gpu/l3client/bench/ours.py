@@ -2,120 +2,48 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from l3client.bench.contender import CONNECTIONS, Handle, NotFoundError, Threaded, Timing, check
+from l3client.bench.contender import CONNECTIONS, Handle, Threaded, Timing, check
 from l3client.bench.least_http import HttpHandle
 from l3client.bench.memory import clear
-from l3client.bench.process import Server, StartError, free_port
+from l3client.bench.service import Service, whole, write_all
 from l3client.bench.workload import CELL, MODEL_GROUPS, Batch, Case, Item, Kind, Workload, items_of
-from l3client.transport import Body, L3Client, Order, Part, Timeouts
-from l3store.layout import Namespace, Range
-
-_WRITE_OBJECTS = 4096
-_READY_SECONDS = 30.0
-_PATIENT = Timeouts(connect=10, read=60, write=60, pool=60, call=60)
-_SWITCHES = ("sums", "verify")
-"""What a keyword of the client's that turns sums off may be called."""
+from l3client.transport import L3Client, Order
+from l3store.layout import Namespace
 
 
 @dataclass
-class Service:
-    """`l3store serve` with a data folder of its own, started by the first contender that needs it."""
+class SharedService:
+    """A service that the first contender who needs it starts, and the last one stops."""
 
-    folder: Path
-    ack: str
-    ram: str
-    server: Server | None = None
-    port: int = 0
+    service: Service
     registered: set[str] = field(default_factory=set)
     users: int = 0
 
-    def start(self) -> None:
-        """Raises `NotFoundError` where `l3store serve` does not know the acknowledgement."""
-        if self.ack not in acks():
-            raise NotFoundError(f"`l3store serve` has no --ack {self.ack}")
+    def join(self) -> None:
+        """Raises `StartError`."""
         self.users += 1
-        if self.server is not None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        command = [sys.executable, "-m", "l3store", "serve", "--port", str(self.port), "--ack", self.ack]
-        command += ["--data-dir", str(self.folder / "data")]
-        if "--ram" in serve_help():
-            command += ["--ram", self.ram]
-        self.server = Server(command, self.folder / "log")
-        self.server.wait_for_port(self.port)
-        self._wait_until_ready()
+        if not self.service.running:
+            self.service.start()
 
-    def _wait_until_ready(self) -> None:
-        """It listens before its index is complete."""
-        deadline = time.monotonic() + _READY_SECONDS
-        while True:
-            handle = HttpHandle(self.port)
-            try:
-                handle.skip(handle.request("GET", "/readyz"))
-            except ConnectionError as error:
-                if time.monotonic() > deadline:
-                    raise StartError(f"the service is not ready: {error}") from error
-                time.sleep(0.05)
-            else:
-                return
-            finally:
-                handle.close()
-
-    def stop(self) -> None:
+    def leave(self) -> None:
         self.users -= 1
-        if self.users == 0 and self.server is not None:
-            self.server.stop()
-            self.server = None
-
-
-_help: list[str] = []
-
-
-def serve_help() -> str:
-    """What `l3store serve --help` prints."""
-    if not _help:
-        command = [sys.executable, "-m", "l3store", "serve", "--help"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise StartError(f"l3store serve --help: {done.stderr.strip()[-500:]}")
-        _help.append(done.stdout)
-    return _help[0]
-
-
-def acks() -> set[str]:
-    """Acknowledgements that `l3store serve` takes. ``ram`` is offered together with ``--ram``."""
-    return {"file", "fsync", "ram"} if re.search(r"--ram\b", serve_help()) else {"file", "fsync"}
-
-
-def switch() -> tuple[str, str] | None:
-    """Where the client lets its caller turn sums off: ("L3Client" or "get", the keyword); None where it does not."""
-    for where, call in (("L3Client", L3Client.__init__), ("get", L3Client.get)):
-        for name in _SWITCHES:
-            if name in inspect.signature(call).parameters:
-                return where, name
-    return None
+        if self.users == 0:
+            self.service.stop()
 
 
 class L3Handle(Handle):
     """One thread's use of the client that all share."""
 
-    def __init__(self, client: L3Client, **options: bool) -> None:
+    def __init__(self, client: L3Client) -> None:
         self.client = client
-        self._options = options
 
     def get(self, item: Item, into: memoryview) -> None:
-        self.client.get(item.key, into, cell_bytes=item.cell_bytes, **self._options)
+        self.client.get(item.key, into, cell_bytes=item.cell_bytes)
 
     def put(self, item: Item) -> None:
         self.client.put(item.key, item.data, cell_bytes=item.cell_bytes)
@@ -130,19 +58,16 @@ class Ours(Threaded):
     required = True
     order = Order.PAGE
 
-    def __init__(self, work: Workload, service: Service) -> None:
-        super().__init__(work, service.folder)
-        self.service = service
+    def __init__(self, work: Workload, shared: SharedService) -> None:
+        super().__init__(work, shared.service.folder)
+        self.shared = shared
+        self.service = shared.service
         self._client: L3Client | None = None
-        self._started = False
+        self._joined = False
 
     @property
     def server_pids(self) -> list[int]:
-        return self.service.server.pids if self.service.server else []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.service.port}"
+        return self.service.pids
 
     @property
     def client(self) -> L3Client:
@@ -150,11 +75,11 @@ class Ours(Threaded):
         return self._client
 
     def make_client(self) -> L3Client:
-        return L3Client(self.url, connections=CONNECTIONS, timeouts=_PATIENT)
+        return self.service.client(CONNECTIONS)
 
     def launch(self) -> None:
-        self.service.start()
-        self._started = True
+        self._joined = True
+        self.shared.join()
         self._client = self.make_client()
 
     def connect(self) -> Handle:
@@ -163,9 +88,9 @@ class Ours(Threaded):
     def halt(self) -> None:
         if self._client is not None:
             self._client.close()
-        if self._started:
-            self.service.stop()
-            self._started = False
+        if self._joined:
+            self.shared.leave()
+            self._joined = False
 
     def load(self) -> None:
         """Once for all contenders of one service: what is there already is not sent again."""
@@ -177,22 +102,14 @@ class Ours(Threaded):
             self._store(self.work.match_namespace, self.work.match.items)
 
     def _store(self, spaces: Namespace, items: Sequence[Item]) -> None:
-        if spaces.digest in self.service.registered:
+        if spaces.digest in self.shared.registered:
             return
         self._register(spaces)
-        for at in range(0, len(items), _WRITE_OBJECTS):
-            self._write(items[at : at + _WRITE_OBJECTS])
+        write_all(self.client, items)
 
     def _register(self, spaces: Namespace) -> None:
         self.client.register(spaces)
-        self.service.registered.add(spaces.digest)
-
-    def _write(self, items: Sequence[Item]) -> None:
-        bodies = [Body(item.key, item.data) for item in items]
-        written = self.client.write_pages(bodies, cell_bytes=items[0].cell_bytes)
-        if not all(one.created for one in written):
-            wrong = next(one for one in written if not one.created)
-            raise RuntimeError(f"{wrong.key} was not stored: {wrong.error or 'it was there'}")
+        self.shared.registered.add(spaces.digest)
 
     def prepare(self, case: Case, turn: int) -> None:
         super().prepare(case, turn)
@@ -211,21 +128,21 @@ class Ours(Threaded):
             self.work.into[batch.at + i * shape.page_bytes : batch.at + (i + 1) * shape.page_bytes]
             for i in range(len(batch.hashes))
         ]
-        read = self.client.read_pages(_part(spaces), batch.hashes, shape, views, order=order)
+        read = self.client.read_pages(whole(spaces), batch.hashes, shape, views, order=order)
         if read.good != len(batch.hashes):
             raise RuntimeError(f"{read.good} of {len(batch.hashes)} pages were good")
 
     def write_batch(self, batch: Batch) -> None:
-        self._write(batch.items)
+        write_all(self.client, batch.items)
 
     def find(self, batch: Batch) -> int:
-        return self.client.control.match(_part(batch.namespace), batch.hashes) * len(batch.items) // len(batch.hashes)
+        return self.client.control.match(whole(batch.namespace), batch.hashes) * len(batch.items) // len(batch.hashes)
 
     def remove(self, items: Sequence[Item]) -> None:
         handle = HttpHandle(self.service.port)
         handle.skip(handle.request("DELETE", f"/v1/namespaces/{items[0].key.digest}"))
         handle.close()
-        self.service.registered.discard(items[0].key.digest)
+        self.shared.registered.discard(items[0].key.digest)
 
 
 class WithoutSums(Ours):
@@ -236,15 +153,7 @@ class WithoutSums(Ours):
     kinds = frozenset({Kind.GET})
 
     def make_client(self) -> L3Client:
-        place = switch()
-        if place is None:
-            raise NotFoundError("the client cannot turn sums off")
-        options = {place[1]: False} if place[0] == "L3Client" else {}
-        return L3Client(self.url, connections=CONNECTIONS, timeouts=_PATIENT, **options)  # type: ignore[arg-type]
-
-    def connect(self) -> Handle:
-        place = switch()
-        return L3Handle(self.client, **({place[1]: False} if place and place[0] == "get" else {}))
+        return self.service.client(CONNECTIONS, verify=False)
 
 
 class LayerOrder(Ours):
@@ -264,14 +173,14 @@ class OneObject(Ours):
     kinds = frozenset({Kind.READ})
 
     def load(self) -> None:
-        if self.work.whole_namespace.digest not in self.service.registered:
+        if self.work.whole_namespace.digest not in self.shared.registered:
             self._register(self.work.whole_namespace)
             for item in self.work.whole:
                 self.client.put(item.key, item.data, cell_bytes=CELL)
 
     def read_batch(self, batch: Batch) -> None:
-        whole = self.work.whole[self.work.batches.index(batch)]
-        self.handles[0].get(whole, self.work.into[whole.at : whole.end])
+        item = self.work.whole[self.work.batches.index(batch)]
+        self.handles[0].get(item, self.work.into[item.at : item.end])
 
 
 class AckRam(Ours):
@@ -354,9 +263,5 @@ class FirstLayer(Ours):
         return batch.length
 
     def _ask(self, handle: HttpHandle, batch: Batch, pages: int, order: Order) -> int:
-        body = json.dumps({**_part(batch.namespace).body(batch.hashes[:pages]), "order": order, "sums": True}).encode()
+        body = json.dumps({**whole(batch.namespace).body(batch.hashes[:pages]), "order": order, "sums": True}).encode()
         return handle.request("POST", "/v1/pages/read", memoryview(body), "application/json")
-
-
-def _part(spaces: Namespace) -> Part:
-    return Part(spaces.digest, Range(0, spaces.geometry.num_layers), spaces.heads)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
+_SETTLE_STEP = 0.03
+_SETTLE_IDLE = 0.001
+_SETTLE_SECONDS = 5.0
 _PROCESS_CPU_CLOCK = 2  # CPUCLOCK_SCHED of <linux/posix-timers.h>
 
 
@@ -43,6 +46,19 @@ def _cpu_seconds(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
+def settled_cpu_seconds(pids: Sequence[int]) -> float:
+    """Wait until processes do nothing any more, 5 seconds at most; the CPU seconds that they have used then."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    used = cpu_seconds(pids)
+    while time.monotonic() < deadline:
+        time.sleep(_SETTLE_STEP)
+        now = cpu_seconds(pids)
+        if now - used < _SETTLE_IDLE:
+            return now
+        used = now
+    return used
+
+
 def _stat(pid: int | str) -> list[str]:
     """The fields of /proc/PID/stat from the third on; the name before them may hold anything."""
     try:
@@ -65,13 +81,22 @@ def family(pid: int) -> list[int]:
 
 def peak_bytes(pids: Sequence[int]) -> int:
     """The most memory that processes have held, VmHWM of each added up. What they share is counted in each."""
+    return _status_bytes(pids, "VmHWM:")
+
+
+def resident_bytes(pids: Sequence[int]) -> int:
+    """The memory that processes hold now, VmRSS of each added up. What they share is counted in each."""
+    return _status_bytes(pids, "VmRSS:")
+
+
+def _status_bytes(pids: Sequence[int], field: str) -> int:
     total = 0
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
     return total
 
 

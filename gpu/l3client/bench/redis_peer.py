@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from l3client.bench.contender import Handle, NotFoundError, Threaded
-from l3client.bench.process import Server, free_port
+from l3client.bench.contender import Handle, NotFoundError
+from l3client.bench.served import Served
 from l3client.bench.workload import Batch, Item, Kind, Workload
 
 
@@ -30,34 +30,26 @@ class RedisHandle(Handle):
         self.client.close()
 
 
-class Redis(Threaded):
+class Redis(Served):
     name = "redis"
-    kinds = Threaded.kinds | {Kind.MATCH}
+    kinds = Served.kinds | {Kind.MATCH}
 
     def __init__(self, work: Workload, folder: Path) -> None:
         super().__init__(work, folder)
-        self._server: Server | None = None
-        self._port = 0
         parser = "with" if importlib.util.find_spec("hiredis") else "without"
         self.about = f"redis-server without persistence, through redis-py {parser} hiredis; batches by MGET and MSET"
 
-    @property
-    def server_pids(self) -> list[int]:
-        return self._server.pids if self._server else []
-
-    def launch(self) -> None:
+    def command(self) -> list[str]:
         binary = shutil.which("redis-server")
         if binary is None:
             raise NotFoundError("no redis-server in PATH")
         if importlib.util.find_spec("redis") is None:
             raise NotFoundError("no redis (redis-py) in this Python")
-        self._port = free_port()
-        command = [binary, "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self._server = Server([*command, "--dir", str(self.folder)], self.folder / "log")
-        self._server.wait_for_port(self._port)
+        command = [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        return [*command, "--dir", str(self.folder)]
 
     def connect(self) -> Handle:
-        return RedisHandle(importlib.import_module("redis").Redis(host="127.0.0.1", port=self._port))
+        return RedisHandle(importlib.import_module("redis").Redis(host="127.0.0.1", port=self.port))
 
     def read_batch(self, batch: Batch) -> None:
         into = self.work.into
@@ -73,10 +65,6 @@ class Redis(Threaded):
 
     def remove(self, items: Sequence[Item]) -> None:
         self._client.delete(*[str(item.key) for item in items])
-
-    def halt(self) -> None:
-        if self._server:
-            self._server.stop()
 
     @property
     def _client(self) -> Any:

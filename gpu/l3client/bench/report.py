@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from l3client.bench.bars import BARE, BARE_FILE, NOT_HERE, OURS, Verdict, judge, rate
+from l3client.bench.bars import BARE, BARE_FILE, LAYERED, OURS, Verdict, judge, rate
+from l3client.bench.host import Host
+from l3client.bench.overhead import PageOverhead, page_overhead
 from l3client.bench.rounds import Results, Sample
 from l3client.bench.stats import HitCost, Spread, break_even, paired, quantile
 from l3client.bench.workload import PAGE_TOKENS, TOKEN_BYTES, Case, Kind, Sizes
@@ -59,6 +59,9 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
+    """Everything that a run has to say. ``seconds``: of the whole run."""
+
+    host: Host
     sizes: Sizes
     rounds: int
     prefill_tokens_per_second: float
@@ -66,12 +69,21 @@ class Report:
     rows: list[Row]
     verdicts: list[Verdict]
     break_even: list[BreakEven]
+    page_overhead: list[PageOverhead]
     results: Results
     cases: Sequence[Case]
 
     @classmethod
     def of(
-        cls, results: Results, cases: Sequence[Case], sizes: Sizes, rounds: int, prefill: float, seconds: float
+        cls,
+        results: Results,
+        cases: Sequence[Case],
+        sizes: Sizes,
+        rounds: int,
+        *,
+        prefill: float,
+        seconds: float,
+        host: Host,
     ) -> Report:
         rows = [
             _row(case, name, results)
@@ -80,9 +92,11 @@ class Report:
             if (case.name, name) in results.samples
         ]
         even = [e for name in results.abouts if (e := _break_even(name, rows, sizes, prefill)) is not None]
+        pages = sizes.batches * sizes.batch_pages
+        overheads = [o for name in (OURS, LAYERED) if (o := page_overhead(results, name, pages)) is not None]
         return cls(
-            sizes=sizes, rounds=rounds, prefill_tokens_per_second=prefill, seconds=seconds, rows=rows,
-            verdicts=judge(results), break_even=even, results=results, cases=cases,
+            host=host, sizes=sizes, rounds=rounds, prefill_tokens_per_second=prefill, seconds=seconds, rows=rows,
+            verdicts=judge(results), break_even=even, page_overhead=overheads, results=results, cases=cases,
         )  # fmt: skip
 
     @property
@@ -91,7 +105,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "machine": machine(),
+            "machine": asdict(self.host),
             "sizes": asdict(self.sizes),
             "rounds": self.rounds,
             "seconds": self.seconds,
@@ -106,7 +120,7 @@ class Report:
                 }
                 for v in self.verdicts
             ],
-            "bars_not_measured_here": list(NOT_HERE),
+            "page_overhead": [asdict(o) for o in self.page_overhead],
             "break_even": {
                 "prefill_tokens_per_second": self.prefill_tokens_per_second,
                 "kv_bytes_per_token": TOKEN_BYTES,
@@ -115,15 +129,17 @@ class Report:
         }  # fmt: skip
 
     def as_text(self) -> str:
-        about = machine()
         head = (
-            f"{about['cores']} cores, {about['system']}, Python {about['python']}; {self.rounds} rounds in "
-            f"{self.seconds:.0f} s; {self.results.verified / _GB:.1f} GB compared, all equal. Medians (min-max).\n"
+            f"{self.host.as_text()}\n"
+            f"{self.rounds} rounds in {self.seconds:.0f} s; {self.results.verified / _GB:.1f} GB compared, all equal. "
+            "Medians (min-max).\n"
             "bare: ratio to the ceiling of the same round; l3/it: l3store to this one in the same round. "
             "CPU in seconds for each GB."
         )
         blocks = [head]
         blocks += [self._case(case) for case in self.cases if any(r.case == case.name for r in self.rows)]
+        if self.page_overhead:
+            blocks.append(self._page_overhead())
         blocks += [self._bars(), self._break_even(), self._who()]
         return "\n\n".join(blocks)
 
@@ -151,7 +167,8 @@ class Report:
             for line in lines
         ]
         extra = [
-            f"  {row.contender}: " + ", ".join(f"{name} {_parts(name, s)}" for name, s in row.parts.items())
+            f"  {row.contender}: "
+            + ", ".join(f"{name.removesuffix('_bytes')} {_parts(name, s)}" for name, s in row.parts.items())
             for row in rows
             if row.parts
         ]
@@ -166,7 +183,13 @@ class Report:
             else:
                 said = "met" if v.met else "MISSED"
                 lines.append(f"  {v.bar.text.ljust(width)}  {v.limit:>8}  {_wide(v.ratio):<18} {said}")
-        lines += [f"  {text.ljust(width)}            not measured by this command" for text in NOT_HERE]
+        return "\n".join(lines)
+
+    def _page_overhead(self) -> str:
+        lines = ["Python overhead of a page: CPU of pages/read less that of one GET of as many bytes, us a page"]
+        lines += [
+            f"  {o.contender:<22} client {_wide(o.client_us)}, server {_wide(o.server_us)}" for o in self.page_overhead
+        ]
         return "\n".join(lines)
 
     def _break_even(self) -> str:
@@ -188,14 +211,6 @@ class Report:
         lines = [f"{name}: {about}" for name, about in self.results.abouts.items()]
         lines += [f"{name}: left out; {why}" for name, why in self.results.absent.items()]
         return "\n".join(lines)
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-    }
 
 
 def _row(case: Case, name: str, results: Results) -> Row:
@@ -271,6 +286,8 @@ def _amount(case: Case, sizes: Sizes) -> str:
         Kind.SMALL: f"{sizes.small_reads} a round, warm",
         Kind.LAYERS: f"{sizes.layers_pages} pages x {sizes.layers} layers x 4 groups of 64 KiB",
         Kind.MATCH: f"{sizes.match_pages:,} pages x 4 objects, {sizes.match_calls} calls a round",
+        Kind.MANY: f"{sizes.many_objects:,} objects of 256 bytes, 4 a page, against {sizes.many_few:,}; "
+        f"{sizes.many_reads} of 64 KiB in both, each read once a round after a start",
     }[case.kind]
 
 
@@ -283,4 +300,11 @@ def _wide(spread: Spread | None) -> str:
 
 
 def _parts(name: str, spread: Spread) -> str:
-    return _wide(spread) if name == "of_bound" else f"{spread.median * 1e3:.1f} ms"
+    """Parts are seconds, but for those that say otherwise."""
+    if name == "of_bound":
+        return _wide(spread)
+    if name == "resident_bytes":
+        return f"{spread.median / (1 << 20):.1f} MiB"
+    if name == "index_bytes":
+        return f"{spread.median:.0f} bytes an object"
+    return f"{spread.median * 1e3:.1f} ms"

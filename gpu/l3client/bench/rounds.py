@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from l3client.bench.contender import Contender, MismatchError, NotFoundError
-from l3client.bench.process import cpu_seconds, peak_bytes
+from l3client.bench.process import cpu_seconds, peak_bytes, settled_cpu_seconds
 from l3client.bench.workload import WRITES, Case, Kind
 
 _UNMOVED = frozenset({Kind.SMALL, Kind.MATCH})
-_SETTLE_STEP = 0.03
-_SETTLE_IDLE = 0.001
-_SETTLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +123,8 @@ def _sample(contender: Contender, case: Case) -> Sample:
     timing = contender.run(case)
     client_cpu = time.process_time() + cpu_seconds(clients) - client_before
     server_cpu = cpu_seconds(servers) - server_before
-    settled_cpu = _settled(servers) - server_before if case.kind in WRITES else server_cpu
+    # What it writes behind is its cost too, and must not run while the next contender is measured.
+    settled_cpu = settled_cpu_seconds(servers) - server_before if case.kind in WRITES else server_cpu
     return Sample(
         seconds=timing.seconds,
         moved=timing.moved,
@@ -136,19 +134,3 @@ def _sample(contender: Contender, case: Case) -> Sample:
         settled_cpu=settled_cpu,
         parts=timing.parts,
     )
-
-
-def _settled(pids: Sequence[int]) -> float:
-    """The CPU seconds of a server once it does nothing any more.
-
-    What it writes behind is its cost too, and must not run while the next contender is measured.
-    """
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    used = cpu_seconds(pids)
-    while time.monotonic() < deadline:
-        time.sleep(_SETTLE_STEP)
-        now = cpu_seconds(pids)
-        if now - used < _SETTLE_IDLE:
-            return now
-        used = now
-    return used

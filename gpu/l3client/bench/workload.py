@@ -37,6 +37,7 @@ class Kind(StrEnum):
     SMALL = "small"
     LAYERS = "layers"
     MATCH = "match"
+    MANY = "many"
 
 
 WRITES = frozenset({Kind.PUT, Kind.WRITE})
@@ -54,7 +55,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much one measurement moves. ``layers_...`` is the layer-major read: pages, and layers of the model."""
+    """How much one measurement moves.
+
+    layers_...   the layer-major read: pages, and layers of the model
+    many_...     tiny objects that are stored beside those that are read: in the one service, and in the other
+    """
 
     objects: int = 64
     batches: int = 4
@@ -64,6 +69,9 @@ class Sizes:
     layers: int = MODEL_LAYERS
     match_pages: int = 3125
     match_calls: int = 3
+    many_objects: int = 1_000_000
+    many_few: int = 1_000
+    many_reads: int = 400
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -76,6 +84,9 @@ class Sizes:
             layers=8,
             match_pages=200,
             match_calls=2,
+            many_objects=2_000,
+            many_few=200,
+            many_reads=40,
         )
 
 
@@ -302,6 +313,7 @@ CASES = (
     Case("small", "GET 64 KiB, one at a time", Kind.SMALL, 1),
     Case("layers", "layer-major read: time to the first layer", Kind.LAYERS, 1),
     Case("match", "look names up, one call", Kind.MATCH, 1),
+    Case("many", "GET 64 KiB where many objects are stored; start and memory", Kind.MANY, 1),
 )
 
 
