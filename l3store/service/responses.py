@@ -27,7 +27,7 @@ _log = logging.getLogger("l3store.service")
 
 
 class BytesResponse(Response):
-    """A body of known length, sent piece by piece; a piece is some buffers in a row. The first is here.
+    """A body of known length, sent piece by piece; a piece is some buffers in a row, the first goes with the head.
 
     ``done`` is called when the last piece was handed over, or failed. Where a piece cannot be had after the headers
     went out, the connection is closed, and the client sees a short body.
@@ -35,21 +35,18 @@ class BytesResponse(Response):
 
     def __init__(
         self,
-        first: Sequence[Buffer],
+        body: Sequence[Buffer] | AsyncIterator[Sequence[Buffer]],
         *,
         status: int,
         length: int,
         headers: RawHeaders,
         done: Callable[[], None],
         metrics: Metrics,
-        rest: AsyncIterator[Sequence[Buffer]] | None = None,
     ) -> None:
         self.status_code = status
         self.background = None
-        self.body = b""
         self.raw_headers = [(b"content-length", b"%d" % length), _TYPE, *headers]
-        self._first = first
-        self._rest = rest
+        self._pieces = body
         self._done = done
         self._metrics = metrics
 
@@ -58,10 +55,11 @@ class BytesResponse(Response):
         put = wire.send_buffers if wire is not None else _by_message(send)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await put(self._first)
-            self._metrics.sent_bytes += sum(map(len, self._first))
-            if self._rest is not None:
-                async for piece in self._rest:
+            if isinstance(self._pieces, Sequence):
+                await put(self._pieces)
+                self._metrics.sent_bytes += sum(map(len, self._pieces))
+            else:
+                async for piece in self._pieces:
                     await put(piece)
                     self._metrics.sent_bytes += sum(map(len, piece))
             if wire is None or not wire.complete:

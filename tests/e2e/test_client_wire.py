@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from l3store.errors import (
     UnknownNamespaceError,
 )
 from l3store.layout import Coordinate, Key, Namespace, Range, parse_key
-from l3store.layout.sums import encode_sums
+from l3store.layout.sums import encode_sums, sum_cells
 from tests.client_support import ScriptedServer, Truth, answer, read_request, revive
 from tests.support import Service, tiny
 
@@ -366,6 +367,66 @@ def test_a_report_that_fails_changes_nothing(l3: L3Client) -> None:
         with pytest.raises(CorruptError):
             client.get(name, memoryview(bytearray(namespace.cell_bytes)), cell_bytes=namespace.cell_bytes)
         assert client.failed_reports == 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_who_verifies_by_himself_gets_the_bytes_as_they_are(service: Service, l3: L3Client, order: Order) -> None:
+    """Damage is neither found nor reported, and the service is asked for the same things as by others."""
+    namespace = tiny(f"client/unverified-{order}")
+    truth = Truth(namespace, "unverified", 3)
+    with L3Client(service.url, verify=False) as client:
+        store(client, truth, range(3), [(0, 3), (3, 6)])
+        name = key(truth, 1, 0, 3, 0)
+        flip(service, name, 5)
+        damaged = bytearray(truth.object(1, 0, 3, 0))
+        damaged[5] ^= 1
+        into = bytearray(len(damaged))
+        client.get(name, memoryview(into), cell_bytes=namespace.cell_bytes)
+        assert into == damaged
+        shape = namespace.shape()
+        part = Part(namespace.digest, namespace.layers, namespace.heads)
+        room = Room(3, shape.page_bytes)
+        assert client.read_pages(part, truth.hashes, shape, room.views, order=order) == PagesRead(3, 3)
+        assert room.page(1)[: len(damaged)] == damaged
+        assert [room.page(i) for i in (0, 2)] == [expected(truth, i, Range(0, 6), Range(0, 2)) for i in (0, 2)]
+        room.check(3)
+    assert quarantined(service, namespace) == []
+    with pytest.raises(CorruptError):
+        l3.get(name, memoryview(into), cell_bytes=namespace.cell_bytes)
+
+
+def test_who_verifies_by_himself_sends_and_asks_for_sums_all_the_same() -> None:
+    """Without them, the service would verify what it sends, and make sums of what it gets."""
+    namespace = tiny("client/asks")
+    truth = Truth(namespace, "asks", 1)
+    name = key(truth, 0, 0, 1, 0)
+    data = memoryview(truth.object(0, 0, 1, 0))
+    requests: list[tuple[str, bytes]] = []
+
+    def script(connection: socket.socket, _number: int) -> None:
+        while True:
+            requests.append(read_request(connection))
+            connection.sendall(answer("404 Not Found"))
+
+    with ScriptedServer(script) as server, L3Client(server.url, verify=False) as client:
+        shape = namespace.shape()
+        part = Part(namespace.digest, namespace.layers, namespace.heads)
+        with pytest.raises(MissError):
+            client.put(name, data, cell_bytes=len(data))
+        with pytest.raises(MissError):
+            client.write_pages([Body(name, data)], cell_bytes=len(data))
+        with pytest.raises(MissError):
+            client.read_pages(part, truth.hashes, shape, Room(1, shape.page_bytes).views, order=Order.PAGE)
+    sums = encode_sums(sum_cells(data, len(data)))
+    assert f"L3-Sums: {sums}" in requests[0][0]
+    assert sums.encode() in requests[1][1]
+    assert json.loads(requests[2][1])["sums"] is True
+
+
+def test_room_that_is_not_whole_cells_is_refused(l3: L3Client) -> None:
+    truth = Truth(tiny("client/whole"), "whole", 1)
+    with pytest.raises(ValueError, match="not whole cells of 8"):
+        l3.get(key(truth, 0, 0, 1, 0), memoryview(bytearray(20)), cell_bytes=8)
 
 
 def test_wrong_sums_are_refused_by_the_service_and_nothing_is_stored(l3: L3Client) -> None:

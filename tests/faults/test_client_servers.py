@@ -655,8 +655,7 @@ def test_a_head_that_comes_byte_by_byte_ends_as_well(call: Call) -> None:
         assert time.monotonic() - began < 3
 
 
-@pytest.mark.parametrize("call", [match, missing])
-def test_a_control_answer_without_an_end_is_not_kept(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("l3client.transport.control._MAX_ANSWER", 1 << 20)
 
     def endless(connection: socket.socket, _number: int) -> None:
@@ -670,7 +669,14 @@ def test_a_control_answer_without_an_end_is_not_kept(call: Call, monkeypatch: py
         L3Client(server.url, timeouts=PATIENT) as client,
         pytest.raises(ProtocolError, match="more than 1048576 bytes"),
     ):
-        call(client)
+        client.control.namespaces()
+
+
+@pytest.mark.parametrize("call", [match, missing])
+def test_a_control_answer_that_says_it_is_huge_is_not_read(call: Call) -> None:
+    error = ask(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", call)
+    assert type(error) is ProtocolError
+    assert "99999999999 bytes where at most" in str(error)
 
 
 def test_time_for_a_call_grows_with_what_it_moves() -> None:

@@ -5,32 +5,26 @@ from __future__ import annotations
 import json
 import re
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from l3client.transport.connection import Address, Connection
-from l3client.transport.control import Control, Part
+from l3client.transport.control import Control
+from l3client.transport.pagewire import JSON_HEADER, Order, Part, as_json, joined, place, wire_views
 from l3client.transport.pool import ConnectionPool
 from l3client.transport.scatter import Scatter
 from l3client.transport.timeouts import Timeouts
 from l3store.errors import ConnectError, CorruptError, L3Error, ProtocolError, TransportError
-from l3store.layout import Coordinate, Key, Namespace, PageShape, Range
-from l3store.layout.sums import SUM_BYTES, decode_sums, encode_sums, sum_cells, unpack_sums
+from l3store.layout import Coordinate, Key, Namespace, PageShape
+from l3store.layout.sums import SUM_BYTES, decode_sums, encode_sums, sum_cells
 
 _MAX_REPORTS = 16
-_PAGES = "application/vnd.l3store.pages"
+_OBJECT_HEADER = "Content-Type: application/octet-stream\r\n"
+_PAGES_HEADER = "Content-Type: application/vnd.l3store.pages\r\n"
 _COUNT = re.compile(r"[0-9]{1,9}")
-
-
-class Order(StrEnum):
-    """How the bytes of several pages arrive: page by page, or layer 0 of all pages first."""
-
-    PAGE = "page"
-    LAYER = "layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,9 @@ class PagesRead:
 class L3Client:
     """One service. Thread-safe; every call raises an error of `l3store.errors` or returns.
 
-    ``connections`` bounds the byte path's connections, and so what is in flight.
+    ``connections`` bounds the byte path's connections, and so what is in flight. ``verify=False`` is for callers that
+    verify what they read themselves: the sums that come with it are not looked at, and nothing read is found corrupt.
+    Writes send sums all the same.
     """
 
     def __init__(
@@ -75,6 +71,7 @@ class L3Client:
         connections: int = 8,
         timeouts: Timeouts | None = None,
         context: ssl.SSLContext | None = None,
+        verify: bool = True,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/"):
@@ -85,7 +82,8 @@ class L3Client:
         default_port = 443 if parts.scheme == "https" else 80
         address = Address(parts.hostname, parts.port or default_port, context if parts.scheme == "https" else None)
         self.url = url.rstrip("/")
-        self._control = Control(self.url, timeouts=timeouts, limit=connections, context=address.context)
+        self._control = Control(self.url, address, timeouts=timeouts, limit=connections)
+        self._verify = verify
         self.failed_reports = 0
         self._pool = ConnectionPool(address, limit=connections, timeouts=timeouts)
 
@@ -110,7 +108,7 @@ class L3Client:
     def put(self, key: Key, data: memoryview, *, cell_bytes: int) -> bool:
         """Write one object with its sums; False where it was there already."""
         data = data.cast("B")
-        headers = {"L3-Sums": encode_sums(sum_cells(data, cell_bytes)), "Content-Type": "application/octet-stream"}
+        headers = f"L3-Sums: {encode_sums(sum_cells(data, cell_bytes))}\r\n{_OBJECT_HEADER}"
 
         def exchange(connection: Connection) -> bool:
             head = connection.request("PUT", f"/v1/objects/{key}", headers, [data])
@@ -125,16 +123,21 @@ class L3Client:
         What fails is reported to the service as suspect; ``into`` is then not to be used.
         """
         into = into.cast("B")
-        count = len(into) // cell_bytes
+        count, rest = divmod(len(into), cell_bytes)
+        if rest:
+            raise ValueError(f"{len(into)} bytes are not whole cells of {cell_bytes}")
 
         def exchange(connection: Connection) -> list[int]:
-            head = connection.request("GET", f"/v1/objects/{key}", {}, [])
+            head = connection.request("GET", f"/v1/objects/{key}")
             if head.length != len(into):
                 raise ProtocolError(f"{key} has {head.length} bytes, not {len(into)}")
+            if not self._verify:
+                connection.receive(Scatter([into]))
+                return []
+            expected = _sums(head.sums, count)
             scatter = Scatter([into], cell_bytes=cell_bytes)
-            expected = _sums(head.headers.get("l3-sums", ""), count)
             connection.receive(scatter)
-            return [i for i in range(count) if scatter.sums[i] != expected[i]]
+            return scatter.differing(expected)
 
         if bad := self._pool.run(exchange):
             first, group = key.coordinate.start_layer, key.coordinate.head_group
@@ -153,59 +156,58 @@ class L3Client:
         service, which cannot say so in the middle of a body, knows it by then.
         """
         views = [view.cast("B") for view in into]
-        if [len(view) for view in views] != [shape.page_bytes] * len(page_hashes):
+        if len(views) != len(page_hashes) or not set(map(len, views)) <= {shape.page_bytes}:
             raise ValueError(f"{len(page_hashes)} pages need as many views of {shape.page_bytes} bytes")
         if not views:
             return PagesRead(0, 0)
-        body = json.dumps({**part.body(page_hashes), "order": order, "sums": True}).encode()
-
+        # Sums are asked for whether we verify or not: without them, the service verifies what it sends.
+        body = as_json({**part.body(page_hashes), "order": order, "sums": True})
+        cell_bytes = shape.cell_bytes
         begun = False
 
-        def exchange(connection: Connection) -> tuple[int, list[int], Sequence[int]]:
+        def exchange(connection: Connection) -> tuple[int, list[int]]:
             nonlocal begun
-            head = connection.request(
-                "POST", "/v1/pages/read", {"Content-Type": "application/json"}, [memoryview(body)]
-            )
+            head = connection.request("POST", "/v1/pages/read", JSON_HEADER, [body])
             begun = True
-            pages = _page_count(head.headers.get("l3-pages"), len(page_hashes))
+            pages = _page_count(head.pages, len(page_hashes))
             cells = pages * shape.groups * shape.layers
-            if head.length != cells * (shape.cell_bytes + SUM_BYTES):
-                raise ProtocolError(f"{pages} pages in {head.length} bytes, expected cells of {shape.cell_bytes}")
-            scatter = Scatter(_wire_views(views[:pages], shape, order), cell_bytes=shape.cell_bytes)
+            if head.length != cells * (cell_bytes + SUM_BYTES):
+                raise ProtocolError(f"{pages} pages in {head.length} bytes, expected cells of {cell_bytes}")
+            scatter = Scatter(wire_views(views[:pages], shape, order), cell_bytes=cell_bytes if self._verify else None)
             connection.receive(scatter)
-            return pages, scatter.sums, unpack_sums(connection.read(cells * SUM_BYTES))
+            expected = connection.read(cells * SUM_BYTES)
+            return pages, scatter.differing(expected) if self._verify else []
 
         try:
-            pages, got, expected = self._pool.run(exchange)
+            pages, bad = self._pool.run(exchange)
         except ConnectError:
             if not begun:
                 raise
-            pages, got, expected = self._pool.run(exchange)
-        if tuple(got) == tuple(expected):
+            pages, bad = self._pool.run(exchange)
+        if not bad:
             return PagesRead(pages, pages)
-        names = _cell_order(pages, shape, order)
-        bad = [cell for cell, a, b in zip(names, got, expected, strict=True) if a != b]
-        first_group = 0 if part.heads is None else part.heads.start // shape.group_heads
-        corrupt = tuple(_cell_key(part, page_hashes[p], layer, g + first_group, part.heads) for p, g, layer in bad)
+        places = [place(cell, pages, shape, order) for cell in bad]
+        corrupt = tuple(part.cell(page_hashes[page], layer, group, shape) for page, layer, group in places)
         self._report(corrupt)
-        return PagesRead(pages, min(p for p, _, _ in bad), corrupt)
+        return PagesRead(pages, min(page for page, _, _ in places), corrupt)
 
     def write_pages(self, bodies: Sequence[Body], *, cell_bytes: int) -> list[Written]:
         """Write many objects in one call, with their sums. For each, in order, what became of it."""
         if not bodies:
             return []
+        keys = [str(body.key) for body in bodies]
         views = [body.data.cast("B") for body in bodies]
-        manifest = json.dumps(
+        manifest = as_json(
             [
-                {"key": str(body.key), "length": len(view), "sums": encode_sums(sum_cells(view, cell_bytes))}
-                for body, view in zip(bodies, views, strict=True)
+                {"key": key, "length": len(view), "sums": encode_sums(sum_cells(view, cell_bytes))}
+                for key, view in zip(keys, views, strict=True)
             ]
-        ).encode()
-        views.insert(0, memoryview(len(manifest).to_bytes(4, "little") + manifest))
+        )
+        length = memoryview(len(manifest).to_bytes(4, "little"))
 
         def exchange(connection: Connection) -> list[Written]:
-            answer = connection.request("POST", "/v1/pages/write", {"Content-Type": _PAGES}, views)
-            return _written(connection.read(answer.length), bodies)
+            answer = connection.request("POST", "/v1/pages/write", _PAGES_HEADER, [length, manifest, *views])
+            return _written(connection.read(answer.length), keys)
 
         return self._pool.run(exchange)
 
@@ -213,9 +215,9 @@ class L3Client:
         """See `Control.register`."""
         return self._control.register(namespace, labels)
 
-    def _report(self, cells: Iterable[Key]) -> None:
+    def _report(self, cells: Sequence[Key]) -> None:
         """Tell the service what arrived damaged. The damage is already known here; a failed report changes nothing."""
-        for key in _joined(cells)[:_MAX_REPORTS]:
+        for key in joined(cells)[:_MAX_REPORTS]:
             try:
                 self._control.suspect(key)
             except TransportError:
@@ -226,60 +228,26 @@ class L3Client:
                 self.failed_reports += 1
 
 
-def _joined(cells: Iterable[Key]) -> list[Key]:
-    """The same cells in as few keys as can be: the layers of one head group of one page that follow each other."""
-    runs: list[Key] = []
-    for cell in sorted(cells, key=lambda k: (k.page_hash, k.coordinate.head_group or 0, k.coordinate.start_layer)):
-        at = cell.coordinate
-        if runs and (runs[-1].page_hash, runs[-1].coordinate.head_group) == (cell.page_hash, at.head_group):
-            last = runs[-1].coordinate
-            if last.end_layer == at.start_layer:
-                runs[-1] = Key(cell.page_hash, cell.digest, Coordinate(last.start_layer, at.end_layer, at.head_group))
-                continue
-        runs.append(cell)
-    return runs
-
-
-def _wire_views(pages: Sequence[memoryview], shape: PageShape, order: Order) -> list[memoryview]:
-    """The pieces of page-ordered views, in the order of the wire."""
-    if order is Order.PAGE:
-        return list(pages)
-    spans = [[shape.run_span(Range(layer, layer + 1), g) for g in range(shape.groups)] for layer in range(shape.layers)]
-    return [page[span.offset : span.end] for groups in spans for page in pages for span in groups]
-
-
-def _cell_order(pages: int, shape: PageShape, order: Order) -> list[tuple[int, int, int]]:
-    """(page, group, layer) of every cell in the order of the wire."""
-    if order is Order.PAGE:
-        return [(p, g, layer) for p in range(pages) for g in range(shape.groups) for layer in range(shape.layers)]
-    return [(p, g, layer) for layer in range(shape.layers) for p in range(pages) for g in range(shape.groups)]
-
-
-def _cell_key(part: Part, page_hash: str, layer: int, group: int, heads: Range | None) -> Key:
-    at = part.layers.start + layer
-    return Key(page_hash, part.namespace, Coordinate(at, at + 1, None if heads is None else group))
-
-
-def _page_count(header: str | None, asked: int) -> int:
-    if header is None or not _COUNT.fullmatch(header) or int(header) > asked:
+def _page_count(header: str, asked: int) -> int:
+    if not _COUNT.fullmatch(header) or int(header) > asked:
         raise ProtocolError(f"L3-Pages is {header!r} where {asked} pages were asked")
     return int(header)
 
 
-def _sums(header: str, cells: int) -> Sequence[int]:
+def _sums(header: str, cells: int) -> bytes:
     try:
-        return unpack_sums(decode_sums(header, cells))
+        return decode_sums(header, cells)
     except ValueError as error:
         raise ProtocolError(f"L3-Sums: {error}") from error
 
 
-def _written(answer: bytearray, bodies: Sequence[Body]) -> list[Written]:
+def _written(answer: bytes | bytearray, keys: Sequence[str]) -> list[Written]:
     try:
         results = json.loads(answer)["results"]
         written = [Written(r["key"], r["status"] == "created", _error_of(r)) for r in results]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"write gave what cannot be read: {error}") from error
-    if [w.key for w in written] != [str(b.key) for b in bodies]:
+    if [w.key for w in written] != keys:
         raise ProtocolError("write answered for other keys than were sent")
     return written
 

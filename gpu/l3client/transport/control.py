@@ -1,19 +1,20 @@
-"""The calls that carry no object bytes, over httpx."""
+"""The calls that carry no object bytes: those of every request over connections of our own, the others over httpx."""
 
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from l3client.transport.connection import Address, Connection
 from l3client.transport.deadline import DeadlineTransport, deadline
+from l3client.transport.pagewire import JSON_HEADER, Part, as_json
+from l3client.transport.pool import ConnectionPool
 from l3client.transport.timeouts import Timeouts
 from l3store.errors import ConnectError, ProtocolError, TimeoutExpiredError, from_problem
-from l3store.layout import Coordinate, Key, Namespace, Range, parse_coordinate
+from l3store.layout import Coordinate, Key, Namespace, parse_coordinate
 
 _PHASES: dict[type[httpx.TimeoutException], str] = {
     httpx.ConnectTimeout: "connect",
@@ -26,31 +27,13 @@ _SUCCESS = {200, 201, 204}
 _MAX_ANSWER = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The part of every page that a call is about. ``heads`` on the group grid; None is all heads."""
-
-    namespace: str
-    layers: Range
-    heads: Range | None
-
-    def body(self, page_hashes: Sequence[str]) -> dict[str, Any]:
-        """The JSON of match, missing and read."""
-        body: dict[str, Any] = {
-            "namespace": self.namespace,
-            "page_hashes": list(page_hashes),
-            "layers": [self.layers.start, self.layers.end],
-        }
-        if self.heads is not None:
-            body["heads"] = [self.heads.start, self.heads.end]
-        return body
-
-
 class Control:
     """Thread-safe. Errors are those of `l3store.errors`."""
 
-    def __init__(self, url: str, *, timeouts: Timeouts, limit: int, context: ssl.SSLContext | None) -> None:
+    def __init__(self, url: str, address: Address, *, timeouts: Timeouts, limit: int) -> None:
         self._seconds = timeouts.call
+        # Not the pool of the byte path: a scheduler that asks what is there does not wait for transfers.
+        self._pool = ConnectionPool(address, limit=limit, timeouts=timeouts)
         self._http = httpx.Client(
             base_url=url,
             timeout=httpx.Timeout(
@@ -58,11 +41,13 @@ class Control:
             ),
             # What an answer unpacks to has no bound.
             headers={"Accept-Encoding": "identity"},
-            transport=DeadlineTransport(limit=limit, context=context),
+            transport=DeadlineTransport(limit=limit, context=address.context),
             trust_env=False,
         )
 
     def close(self) -> None:
+        """End all calls, those under way as well: they raise `ConnectError`."""
+        self._pool.close()
         self._http.close()
 
     def register(self, namespace: Namespace, labels: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -74,7 +59,7 @@ class Control:
         """How many leading pages are present."""
         if not page_hashes:
             return 0
-        answer = self._call("POST", "/v1/pages/match", part.body(page_hashes))
+        answer = self._ask_pages("/v1/pages/match", part, page_hashes)
         pages = answer.get("pages")
         if type(pages) is not int or not 0 <= pages <= len(page_hashes):
             raise ProtocolError(f"match of {len(page_hashes)} pages gave {pages!r}")
@@ -84,9 +69,11 @@ class Control:
         """What has to be written, by position of the page."""
         if not page_hashes:
             return []
-        answer = self._call("POST", "/v1/pages/missing", part.body(page_hashes))
+        answer = self._ask_pages("/v1/pages/missing", part, page_hashes)
         try:
-            missing = [(position, parse_coordinate(text)) for position, text in answer["missing"]]
+            texts = {text for _, text in answer["missing"]}  # few, of as many objects as there may be
+            coordinates = {text: parse_coordinate(text) for text in texts}
+            missing = [(position, coordinates[text]) for position, text in answer["missing"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"missing gave what cannot be read: {error}") from error
         if any(type(position) is not int or not 0 <= position < len(page_hashes) for position, _ in missing):
@@ -109,6 +96,21 @@ class Control:
         if not isinstance(listed, list):
             raise ProtocolError(f"the list of namespaces is {listed!r:.80}")
         return listed
+
+    def _ask_pages(self, path: str, part: Part, page_hashes: Sequence[str]) -> dict[str, Any]:
+        body = as_json(part.body(page_hashes))
+
+        def exchange(connection: Connection) -> bytes | bytearray:
+            head = connection.request("POST", path, JSON_HEADER, [body])
+            return connection.read(head.length)
+
+        try:
+            answer = json.loads(self._pool.run(exchange))
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise ProtocolError(f"POST {path}: no JSON object")
+        return answer
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:

@@ -1,68 +1,106 @@
-"""Where the bytes of a body go: a list of views, filled in order, whose cells are summed as they are completed."""
+"""Where the bytes of a body go: views, filled in order and in chunks, whose cells are summed chunk by chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from l3store.layout.sums import cell_sum
+from l3client.transport.stream import MAX_VECTORS
+from l3store.layout.sums import cell_sum, pack_sums, unpack_sums
 
-_BATCH = 256
-"""Views given to one system call; Linux takes 1,024."""
+_CHUNK = 256 << 10
+"""Bytes received by one system call, and summed while the cache still has them and the rest is on its way."""
 
 
 class Scatter:
-    """Views to fill in the order of the wire. With ``cell_bytes``, every view is whole cells, and `sums` are theirs."""
+    """Flat views of bytes, to fill in the order of the wire. With ``cell_bytes``, every view is whole cells.
+
+    targets  what to receive into next, in order, none of it empty; nothing once all is filled
+    sums     of the cells of all chunks that are complete, in order
+    """
 
     def __init__(self, views: Sequence[memoryview], *, cell_bytes: int | None = None) -> None:
-        self._views = [view.cast("B") if view.format != "B" or view.ndim != 1 else view for view in views]
         self._cell_bytes = cell_bytes
-        self._at = 0
-        self._offset = 0
-        self._summed = 0
+        size = _CHUNK if cell_bytes is None else max(_CHUNK // cell_bytes, 1) * cell_bytes
+        sizes = set(map(len, views))
+        self._views_are_cells = sizes == {cell_bytes}
+        if len(sizes) == 1 and 0 < max(sizes) <= size:
+            self._chunks = _even_chunks(views, max(sizes), size)
+        else:
+            self._chunks = _chunks(views, size)
         self.sums: list[int] = []
-        self.length = sum(map(len, self._views))
-        self._skip_empty()
+        self.targets: list[memoryview]
+        self._next()
 
-    @property
-    def full(self) -> bool:
-        return self._at == len(self._views)
-
-    def targets(self) -> list[memoryview]:
-        """What to receive into next, in order."""
-        targets = self._views[self._at : self._at + _BATCH]
-        targets[0] = targets[0][self._offset :]
-        return targets
-
-    def copy(self, data: memoryview) -> int:
+    def take(self, data: bytes) -> int:
         """Take bytes that were received elsewhere; how many fitted."""
         taken = 0
-        while taken < len(data) and not self.full:
-            target = self.targets()[0]
-            count = min(len(target), len(data) - taken)
-            target[:count] = data[taken : taken + count]
-            taken += count
-            self.advance(count)
+        with memoryview(data) as view:
+            while self.targets and taken < len(view):
+                target = self.targets[0]
+                count = min(len(target), len(view) - taken)
+                target[:count] = view[taken : taken + count]
+                taken += count
+                self.advance(count)
         return taken
 
     def advance(self, count: int) -> None:
-        """Note that ``count`` more bytes have arrived, and sum the cells that they complete."""
-        while count:
-            view = self._views[self._at]
-            step = min(count, len(view) - self._offset)
-            self._offset += step
-            count -= step
-            if self._cell_bytes is not None:
-                self._sum_up_to(view, self._cell_bytes)
-            if self._offset == len(view):
-                self._at += 1
-                self._offset = self._summed = 0
-                self._skip_empty()
+        """Note that ``count`` more bytes of the targets have arrived."""
+        self._left -= count
+        if self._left:
+            self.targets = _after(self.targets, count)
+            return
+        if self._cell_bytes is not None:
+            self._sum(self._cell_bytes)
+        self._next()
 
-    def _sum_up_to(self, view: memoryview, cell_bytes: int) -> None:
-        while self._summed + cell_bytes <= self._offset:
-            self.sums.append(cell_sum(view[self._summed : self._summed + cell_bytes]))
-            self._summed += cell_bytes
+    def differing(self, expected: bytes | bytearray) -> list[int]:
+        """The cells, by their places in the order of the wire, whose sums are not those of the packed ones."""
+        if pack_sums(self.sums) == expected:
+            return []
+        return [i for i, (a, b) in enumerate(zip(self.sums, unpack_sums(expected), strict=True)) if a != b]
 
-    def _skip_empty(self) -> None:
-        while not self.full and not len(self._views[self._at]):
-            self._at += 1
+    def _next(self) -> None:
+        self._chunk, self._left = next(self._chunks, ([], 0))
+        self.targets = self._chunk
+
+    def _sum(self, cell_bytes: int) -> None:
+        if self._views_are_cells:
+            self.sums += map(cell_sum, self._chunk)
+            return
+        for piece in self._chunk:
+            self.sums += [cell_sum(piece[at : at + cell_bytes]) for at in range(0, len(piece), cell_bytes)]
+
+
+def _even_chunks(views: Sequence[memoryview], view_bytes: int, size: int) -> Iterator[tuple[list[memoryview], int]]:
+    """The same as `_chunks` for views that all have the same size, at a fraction of the cost for each."""
+    count = min(size // view_bytes, MAX_VECTORS)
+    for at in range(0, len(views), count):
+        chunk = list(views[at : at + count])
+        yield chunk, len(chunk) * view_bytes
+
+
+def _chunks(views: Sequence[memoryview], size: int) -> Iterator[tuple[list[memoryview], int]]:
+    """The views in lists that have ``size`` bytes, or fewer where there are too many views, and how many they have."""
+    chunk: list[memoryview] = []
+    room = size
+    for view in views:
+        at, end = 0, len(view)
+        while at < end:
+            if not room or len(chunk) == MAX_VECTORS:
+                yield chunk, size - room
+                chunk, room = [], size
+            step = min(end - at, room)
+            chunk.append(view if step == end else view[at : at + step])
+            at += step
+            room -= step
+    if chunk:
+        yield chunk, size - room
+
+
+def _after(targets: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of targets after their first ``count`` bytes."""
+    at = 0
+    while count >= len(targets[at]):
+        count -= len(targets[at])
+        at += 1
+    return [targets[at][count:], *targets[at + 1 :]]

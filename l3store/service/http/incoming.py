@@ -37,6 +37,7 @@ class Incoming:
         self._paused = False
         self._gone: asyncio.Event = asyncio.Event()
         self._announced = 0
+        self._asked = False
         self.left = 0
         self.dropped = 0
         self.ended = False
@@ -94,6 +95,7 @@ class Incoming:
     def begin_body(self, length: int) -> None:
         """A body of ``length`` bytes is next."""
         self.left = self._announced = length
+        self._asked = False
         if self._start == self._stop:
             self._start = self._stop = 0
             if not length and not self._paused:
@@ -152,8 +154,9 @@ class Incoming:
         if self.ended:
             raise self._cut(lost=False)
         assert self._target is None, "one reader at a time"
-        if self.left == self._announced:
-            # Its sender was not asked for it before.
+        if not self._asked:
+            # Nothing is held against its sender before somebody wants it, and nothing of the bodies before it.
+            self._asked = True
             self._pace.start()
         target = self._target = _Target(view, whole, asyncio.get_running_loop().create_future())
         self._watch(target)

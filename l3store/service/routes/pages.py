@@ -63,13 +63,12 @@ async def read_pages(body: ReadBody, service: Service) -> Response:
     if body.sums:
         length += found.length // query.entry.namespace.cell_bytes * SUM_BYTES
     return BytesResponse(
-        (),
+        _body(found, with_sums=body.sums),
         status=200,
         length=length,
         headers=[(b"l3-pages", b"%d" % found.pages)],
         done=found.close,
         metrics=service.metrics,
-        rest=_body(found, with_sums=body.sums),
     )
 
 
@@ -122,10 +121,12 @@ def _range(pair: tuple[int, int] | None) -> Range | None:
 
 
 async def _body(found: PageBytes, *, with_sums: bool) -> AsyncIterator[Sequence[Buffer]]:
-    sums = []
+    sums: list[Buffer] = []
+    left = found.length
     async for cells in found:
-        yield cells.views
-        if with_sums:
-            sums.append(cells.sums.packed)
-    if sums:
-        yield sums
+        if not with_sums:
+            yield cells.views
+            continue
+        sums.append(cells.sums.packed)
+        left -= cells.length
+        yield cells.views if left else [*cells.views, *sums]
