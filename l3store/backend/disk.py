@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import logging
@@ -29,6 +30,7 @@ import aiofiles
 
 from l3store.backend import file
 from l3store.backend.descriptors import Descriptors, OpenFile
+from l3store.backend.gathering import Gathering
 from l3store.backend.naming import name_file
 from l3store.backend.partitions import PARTIAL, PARTITIONS, make_partitions, object_names, sweep
 from l3store.backend.protocol import Ack, CellRun, NewObject, Sums
@@ -38,6 +40,8 @@ from l3store.layout.sums import SUM_BYTES
 
 _T = TypeVar("_T")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_GATHERED = 64
+"""Objects of several writers that are written in one trip to a thread; each of them waits for all."""
 
 _log = logging.getLogger("l3store.backend")
 
@@ -68,6 +72,9 @@ class DiskBackend:
         self._lock = _lock(data_dir)
         self._files = Descriptors(self._place, limit=descriptors)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="l3store-disk")
+        # A write to a file is work for the processor, one to the disk is a wait, and waits can be many at once.
+        lanes = threads if ack is Ack.FSYNC else max(1, min(threads, (os.cpu_count() or 1) // 2))
+        self._puts = Gathering(functools.partial(self._run, self._put), lanes=lanes, most=_GATHERED)
 
     async def load_namespaces(self) -> dict[str, dict[str, Any]]:
         registrations = {}
@@ -106,7 +113,7 @@ class DiskBackend:
             yield await self._run(object_names, str(self._objects), partition)
 
     async def put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
-        return await self._run(self._put, objects)
+        return list(await self._puts(objects))
 
     async def read(self, runs: Sequence[CellRun], into: memoryview) -> Sums:
         return await self._run(self._read, runs, into)

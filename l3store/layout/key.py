@@ -50,6 +50,8 @@ class Key(NamedTuple):
         return f"{self.page_hash}_{self.digest}_{self.coordinate}"
 
 
+# A fleet asks for few different ones.
+@functools.lru_cache(4096)
 def parse_coordinate(text: str) -> Coordinate:
     """Read ``L{a}-{b}[_H{group}]``. Raises `InvalidKeyError`."""
     match = _COORDINATE.fullmatch(text)

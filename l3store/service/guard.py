@@ -76,18 +76,19 @@ def _checked_length(scope: Scope, limits: Limits) -> int:
 
 
 def _declared_length(scope: Scope) -> int:
-    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-    if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
         raise LengthRequiredError("a body needs a Content-Length; Transfer-Encoding is not taken")
-    if len(lengths) > 1:
-        raise RefusedError("more than one Content-Length")
-    if not lengths:
+    length = headers.get(b"content-length")
+    if length is None:
         if scope["method"] in _WITH_BODY and not scope["path"].endswith("/suspect"):
             raise LengthRequiredError(f"{scope['method']} needs a Content-Length")
         return 0
-    if not lengths[0].isdigit() or len(lengths[0]) > 19:
+    if [name for name, _ in scope["headers"]].count(b"content-length") > 1:
+        raise RefusedError("more than one Content-Length")
+    if not length.isdigit() or len(length) > 19:
         raise RefusedError("Content-Length is not a number")
-    return int(lengths[0])
+    return int(length)
 
 
 def _check_size(scope: Scope, declared: int, limits: Limits) -> None:

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, TypeAda
 
 from l3store.errors import L3Error, RefusedError, TooLargeError, WrongLengthError, WrongSumsError
 from l3store.index import Store
-from l3store.layout import Key, LayoutError, parse_key
+from l3store.layout import LayoutError, parse_key
 from l3store.layout.sums import decode_sums
 from l3store.service.limits import Limits
+from l3store.service.receiving import Announced
 
 MEDIA_TYPE = "application/vnd.l3store.pages"
 LENGTH_BYTES = 4
@@ -30,13 +31,11 @@ _MANIFEST = TypeAdapter(Annotated[list[ManifestItem], Field(min_length=1)])
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One body of a batch. ``error`` says why it is dropped unread; else it is ``key``'s and right in length."""
+    """One body of a batch: what it is, or the ``error`` for which it is dropped unread."""
 
     text: str
     length: int
-    key: Key | None = None
-    cell_bytes: int = 0
-    sums: bytes | None = None
+    body: Announced | None = None
     error: str | None = None
 
 
@@ -79,7 +78,7 @@ def _check(item: ManifestItem, store: Store, limits: Limits) -> Item:
         sums = None if item.sums is None else _sums(item.sums, expected // cell_bytes)
     except (L3Error, LayoutError) as error:
         return Item(item.key, item.length, error=str(error))
-    return Item(item.key, item.length, key, cell_bytes, sums)
+    return Item(item.key, item.length, Announced(key, expected, cell_bytes, sums))
 
 
 def _sums(text: str, cells: int) -> bytes:

@@ -35,7 +35,7 @@ class BytesResponse(Response):
 
     def __init__(
         self,
-        body: Sequence[Buffer] | AsyncIterator[Sequence[Buffer]],
+        body: list[memoryview] | AsyncIterator[Sequence[Buffer]],
         *,
         status: int,
         length: int,
@@ -55,7 +55,7 @@ class BytesResponse(Response):
         put = wire.send_buffers if wire is not None else _by_message(send)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            if isinstance(self._pieces, Sequence):
+            if isinstance(self._pieces, list):
                 await put(self._pieces)
                 self._metrics.sent_bytes += sum(map(len, self._pieces))
             else:

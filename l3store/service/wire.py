@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
@@ -25,16 +26,18 @@ class BodyReader:
         self._rest = memoryview(b"")
         self._more = True
 
-    async def read_into(self, into: memoryview) -> None:
-        """Fill ``into``."""
+    async def read_into(self, into: memoryview, arrived: Callable[[int], None] | None = None) -> None:
+        """Fill ``into``; ``arrived`` is told, as they come, how many of its bytes are there."""
         if self._wire is not None:
-            await self._wire.receive_into(into)
+            await self._wire.receive_into(into, arrived)
             return
         done = 0
         while done < len(into):
             piece = await self._piece(len(into) - done)
             into[done : done + len(piece)] = piece
             done += len(piece)
+            if arrived is not None:
+                arrived(done)
 
     async def read(self, length: int) -> bytearray:
         data = bytearray(length)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 from contextlib import ExitStack
 
 from l3store.backend import NewObject
 from l3store.errors import L3Error
 from l3store.service.context import Context
 from l3store.service.manifest import Item
-from l3store.service.receiving import received
+from l3store.service.receiving import Arrivals
 from l3store.service.shapes import WriteResult
 from l3store.service.wire import BodyReader
+
+_Outcome = NewObject | L3Error | None
 
 _WRITE_BATCH_BYTES = 8 << 20
 _WRITE_SHARE = 8
@@ -31,37 +35,48 @@ class Writing:
         try:
             for batch in _batches(items, min(_WRITE_BATCH_BYTES, self._service.pool.total // _WRITE_SHARE)):
                 with ExitStack() as held:
-                    bodies = [await self._receive(item, held) for item in batch]
-                    if storing is not None:
-                        results += await storing
-                    storing = asyncio.create_task(self._store(batch, bodies, held.pop_all()))
+                    outcomes: list[_Outcome] = []
+                    try:
+                        await self._receive(batch, held, outcomes)
+                    finally:
+                        if storing is not None:
+                            results += await storing
+                        # What has come whole is stored, even where its sender went away in the middle of the next.
+                        storing = asyncio.create_task(self._store(batch, outcomes, held.pop_all()))
         finally:
-            # What was received whole is stored, even where its sender went away in the middle of the next.
             if storing is not None:
                 results += await storing
         return results
 
-    async def _receive(self, item: Item, held: ExitStack) -> NewObject | L3Error | None:
-        """One body, verified; None where it is not needed, an error where bytes and sums disagree."""
-        if item.key is None or self._service.store.has(item.key):
-            await self._body.skip(item.length)
-            return None
-        buffer = held.enter_context(await self._service.pool.acquire(item.length))
-        await self._body.read_into(buffer.view)
-        self._service.metrics.received_bytes += item.length
-        try:
-            return await received(item.key, buffer, item.cell_bytes, item.sums)
-        except L3Error as error:
-            return error
+    async def _receive(self, batch: list[Item], held: ExitStack, outcomes: list[_Outcome]) -> None:
+        """Add an outcome for each body: None where it is not needed, an error where bytes and sums disagree."""
+        store = self._service.store
+        needed = [item.body is not None and not store.has(item.body.key) for item in batch]
+        size = sum(item.length for item, wanted in zip(batch, needed, strict=True) if wanted)
+        buffer = held.enter_context(await self._service.pool.acquire(size)) if size else None
+        at = 0
+        for wanted, run in itertools.groupby(zip(batch, needed, strict=True), key=operator.itemgetter(1)):
+            items = [item for item, _ in run]
+            length = sum(item.length for item in items)
+            if not wanted or buffer is None:
+                await self._body.skip(length)
+                outcomes += [None] * len(items)
+                continue
+            view = buffer.view[at : at + length]
+            at += length
+            arrivals = Arrivals([item.body for item in items if item.body is not None], view, buffer)
+            try:
+                await self._body.read_into(view, arrivals.arrived)
+            finally:
+                outcomes += arrivals.objects()
+            self._service.metrics.received_bytes += length
 
-    async def _store(
-        self, batch: list[Item], bodies: list[NewObject | L3Error | None], held: ExitStack
-    ) -> list[WriteResult]:
+    async def _store(self, batch: list[Item], outcomes: list[_Outcome], held: ExitStack) -> list[WriteResult]:
         with held:
-            stored = iter(await self._service.store.put([made for made in bodies if isinstance(made, NewObject)]))
+            stored = iter(await self._service.store.put([made for made in outcomes if isinstance(made, NewObject)]))
         return [
             _result(item, next(stored) if isinstance(made, NewObject) else made)
-            for item, made in zip(batch, bodies, strict=True)
+            for item, made in zip(batch, outcomes, strict=False)  # an outcome is missing where a sender went away
         ]
 
 
@@ -87,4 +102,4 @@ def _batches(items: list[Item], most: int) -> list[list[Item]]:
 
 def _held_bytes(item: Item) -> int:
     """What a body takes in memory: one with an error is dropped as it comes."""
-    return 0 if item.key is None else item.length
+    return 0 if item.body is None else item.length

@@ -10,7 +10,7 @@ import contextlib
 import http
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Any
 
@@ -114,27 +114,37 @@ class Exchange:
 
     # The extension
 
-    async def receive_into(self, view: memoryview) -> None:
-        """Fill ``view`` from the body. Raises ClientDisconnect where the client goes away before."""
+    async def receive_into(self, view: memoryview, arrived: Callable[[int], None] | None = None) -> None:
+        """Fill ``view`` from the body; ``arrived`` is told, as they come, how many of its bytes are there.
+
+        Raises ClientDisconnect where the client goes away before.
+        """
         self._body_told = True
-        with _disconnects():
-            await self._ask()
-            await self._incoming.read_into(view)
+        try:
+            if self._continue:
+                await self._ask()
+            await self._incoming.read_into(view, arrived)
+        except ConnectionError as error:
+            raise ClientDisconnect from error
 
     async def skip(self, count: int) -> None:
         """Drop bytes of the body. Raises ClientDisconnect where the client goes away before."""
         self._body_told = True
-        with _disconnects():
+        try:
             await self._ask()
             await self._incoming.drop_body(count)
+        except ConnectionError as error:
+            raise ClientDisconnect from error
 
     async def send_buffers(self, buffers: Sequence[Buffer]) -> None:
         """Send a piece of the answer's body from where it lies. It may be used again when this returns.
 
         Raises ClientDisconnect where the client is gone.
         """
-        with _disconnects():
+        try:
             await self._send(buffers, end=False)
+        except ConnectionError as error:
+            raise ClientDisconnect from error
 
     async def _ask(self) -> None:
         """Say 100 Continue to a client that waits for it."""
@@ -197,14 +207,6 @@ class Exchange:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         return b"".join(lines)
-
-
-@contextlib.contextmanager
-def _disconnects() -> Iterator[None]:
-    try:
-        yield
-    except ConnectionError as error:
-        raise ClientDisconnect from error
 
 
 def _reason(status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from l3store.errors import SlowBodyError, WrongLengthError
@@ -15,12 +16,13 @@ _WASTE = memoryview(bytearray(256 << 10))
 
 @dataclass(slots=True)
 class _Target:
-    """Memory that the application waits to have filled: all of it, or with any bytes at all."""
+    """Memory that the application waits to have filled from ``count`` on: all of it, or with any bytes at all."""
 
     view: memoryview
+    count: int
     whole: bool
     filled: asyncio.Future[int]
-    count: int = 0
+    arrived: Callable[[int], None] | None = None
     watch: asyncio.TimerHandle | None = None
 
 
@@ -119,20 +121,25 @@ class Incoming:
 
     # The application's side
 
-    async def read_into(self, view: memoryview) -> None:
-        """Fill ``view`` from the body, of which at least so much is left. Raises ConnectionError."""
+    async def read_into(self, view: memoryview, arrived: Callable[[int], None] | None = None) -> None:
+        """Fill ``view`` from the body, of which at least so much is left. Raises ConnectionError.
+
+        ``arrived`` is told, as they come, how many of its bytes are there.
+        """
         if len(view) > self.left:
             raise self._cut(lost=False)
         taken = self._take(view)
+        if taken and arrived is not None:
+            arrived(taken)
         if taken < len(view):
-            await self._wait(view[taken:], whole=True)
+            await self._wait(view, taken, whole=True, arrived=arrived)
 
     async def read_some(self, most: int, *, into: memoryview | None = None) -> memoryview:
         """The next bytes of the body, at least one and ``most`` at most. Raises ConnectionError."""
         view = memoryview(bytearray(min(most, self.left))) if into is None else into[: min(most, self.left)]
         count = self._take(view)
         if not count:
-            count = await self._wait(view, whole=False)
+            count = await self._wait(view, 0, whole=False)
         return view[:count]
 
     async def gone(self) -> None:
@@ -150,7 +157,9 @@ class Incoming:
             self._steer()
         return count
 
-    async def _wait(self, view: memoryview, *, whole: bool) -> int:
+    async def _wait(
+        self, view: memoryview, count: int, *, whole: bool, arrived: Callable[[int], None] | None = None
+    ) -> int:
         if self.ended:
             raise self._cut(lost=False)
         assert self._target is None, "one reader at a time"
@@ -158,7 +167,7 @@ class Incoming:
             # Nothing is held against its sender before somebody wants it, and nothing of the bodies before it.
             self._asked = True
             self._pace.start()
-        target = self._target = _Target(view, whole, asyncio.get_running_loop().create_future())
+        target = self._target = _Target(view, count, whole, asyncio.get_running_loop().create_future(), arrived)
         self._watch(target)
         self._steer()
         try:
@@ -181,6 +190,8 @@ class Incoming:
     def _fill(self, target: _Target, count: int) -> None:
         self._pace.moved(count)
         target.count += count
+        if target.arrived is not None:
+            target.arrived(target.count)
         if target.count == len(target.view) or not target.whole:
             self._target = None
             if not target.filled.done():

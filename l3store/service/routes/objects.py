@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -18,11 +17,11 @@ from l3store.errors import (
     WrongSumsError,
 )
 from l3store.layout import Coordinate, Key, Span, parse_key
-from l3store.layout.sums import Buffer, decode_sums, encode_sums
+from l3store.layout.sums import decode_sums, encode_sums
 from l3store.service.conditional import etag, matches
 from l3store.service.context import Context, Service
 from l3store.service.ranges import cut, query_span, wanted_span
-from l3store.service.receiving import received
+from l3store.service.receiving import Announced, Arrivals
 from l3store.service.responses import MEDIA_TYPE, BytesResponse, RawHeaders, described
 from l3store.service.routing import resource_router
 from l3store.service.shapes import ObjectStatus, Suspected
@@ -123,9 +122,11 @@ async def put_object(request: Request, service: Service) -> Response:
     created = False
     if not service.store.has(name):
         with await service.pool.acquire(length) as held:
-            await BodyReader(request).read_into(held.view)
+            arrivals = Arrivals([Announced(name, length, cell_bytes, sums)], held.view, held)
+            await BodyReader(request).read_into(held.view, arrivals.arrived)
             service.metrics.received_bytes += length
-            [result] = await service.store.put([await received(name, held, cell_bytes, sums)])
+            [made] = arrivals.objects()
+            [result] = [made] if isinstance(made, L3Error) else await service.store.put([made])
             if isinstance(result, L3Error):
                 raise result
             created = result
@@ -211,7 +212,7 @@ async def _part(service: Context, key: Key, span: Span, *, size: int, cell_bytes
 
 
 def _answer(
-    service: Context, status: int, views: Sequence[Buffer], cells: Cells, length: int, headers: RawHeaders
+    service: Context, status: int, views: list[memoryview], cells: Cells, length: int, headers: RawHeaders
 ) -> Response:
     return BytesResponse(
         views, status=status, length=length, headers=headers, done=cells.release, metrics=service.metrics

@@ -97,7 +97,7 @@ async def write_pages(request: Request, service: Service) -> WriteResults:
         await body.read_into(held.view)
         items = read_manifest(bytes(held.view), service.store, body_bytes=bodies, limits=service.limits)
     results = await Writing(service, body).run(items)
-    service.store.refresh([item.key for item in items if item.key is not None])
+    service.store.refresh([item.body.key for item in items if item.body is not None])
     return WriteResults(results=results)
 
 
