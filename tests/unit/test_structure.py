@@ -17,10 +17,12 @@ ROOT = Path(__file__).parents[2]
 ARROWS = {
     "l3store.layout": {"l3store.layout"},
     "l3store.errors": set(),
+    "l3store.loopback": set(),
     "l3store.backend": {"l3store.backend", "l3store.layout", "l3store.errors"},
     "l3store.index": {"l3store.index", "l3store.backend", "l3store.layout", "l3store.errors"},
     "l3store.service": {
-        "l3store", "l3store.service", "l3store.index", "l3store.backend", "l3store.layout", "l3store.errors"
+        "l3store", "l3store.service", "l3store.index", "l3store.backend", "l3store.layout", "l3store.errors",
+        "l3store.loopback",
     },
     "l3store.config": {"l3store.backend"},
     "l3store.cli.bench": {"l3store.cli", "l3client.bench"},
@@ -29,7 +31,7 @@ ARROWS = {
         "l3store", "l3store.cli", "l3store.service", "l3store.index", "l3store.backend", "l3store.layout",
         "l3store.errors", "l3store.config",
     },
-    "l3client": {"l3client", "l3store.layout", "l3store.errors"},
+    "l3client": {"l3client", "l3store.layout", "l3store.errors", "l3store.loopback"},
 }  # fmt: skip
 
 

@@ -13,6 +13,8 @@ import ssl
 import struct
 from collections.abc import Sequence
 
+from l3store.loopback import unpace
+
 Bytes = bytes | memoryview
 
 MAX_VECTORS = 1024
@@ -100,6 +102,7 @@ def connect(host: str, port: int, *, context: ssl.SSLContext | None, seconds: fl
         connected = socket.create_connection((host, port), seconds)
         undo.callback(connected.close)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        unpace(connected)
         if context is not None:
             connected = context.wrap_socket(connected, server_hostname=host)
         stream = TLSStream(connected) if isinstance(connected, ssl.SSLSocket) else Stream(connected)

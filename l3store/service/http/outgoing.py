@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from l3store.layout.sums import Buffer
+from l3store.loopback import unpace
 from l3store.service.http.pace import Pace
 
 _VECTORS = 512
@@ -26,6 +27,7 @@ class Outgoing:
         self._loop = loop
         self._socket = socket.socket(fileno=os.dup(connected.fileno()))
         self._socket.setblocking(False)
+        unpace(self._socket)
         self._pace = Pace()
         self._waiting: asyncio.Future[None] | None = None
         self._closed = False
