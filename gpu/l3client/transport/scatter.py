@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from l3client.transport.stream import MAX_VECTORS
 from l3store.layout.sums import cell_sum, pack_sums, unpack_sums
 
-_CHUNK = 384 << 10
+_CHUNK = 512 << 10
 """Bytes received by one system call, and summed while the cache still has them and the rest is on its way."""
 
 

@@ -68,7 +68,7 @@ class Incoming:
             self.dropped += count
         else:
             self._stop += count
-        self._steer()
+            self._steer()
 
     def end(self, *, lost: bool) -> None:
         """No more bytes will come: the client has ended its half, or the connection is ``lost``."""
@@ -100,11 +100,9 @@ class Incoming:
         self._asked = False
         if self._start == self._stop:
             self._start = self._stop = 0
-            if not length and not self._paused:
-                return
         else:
             self._compact()
-        self._steer()
+        self._resume()
 
     async def drop_body(self, count: int) -> None:
         """Drop so many bytes of the body. Raises ConnectionError where they do not come."""
@@ -117,7 +115,7 @@ class Incoming:
         """Drop everything from now on."""
         self._start = self._stop = 0
         self._dropping = True
-        self._steer()
+        self._resume()
 
     # The application's side
 
@@ -154,7 +152,7 @@ class Incoming:
             self._start += count
             self.left -= count
             self._compact()
-            self._steer()
+            self._resume()
         return count
 
     async def _wait(
@@ -169,7 +167,7 @@ class Incoming:
             self._pace.start()
         target = self._target = _Target(view, count, whole, asyncio.get_running_loop().create_future(), arrived)
         self._watch(target)
-        self._steer()
+        self._resume()
         try:
             return await target.filled
         finally:
@@ -177,7 +175,6 @@ class Incoming:
                 target.watch.cancel()
             # Also where the wait was cancelled: nothing may be received into memory that its owner has given up.
             self._target = None
-            self._steer()
 
     def _watch(self, target: _Target) -> None:
         """Give the body up where it does not keep its pace."""
@@ -205,7 +202,10 @@ class Incoming:
             self._start, self._stop = 0, len(rest)
 
     def _steer(self) -> None:
-        """Read where there is a place for what comes, else not: the client waits, and memory does not grow."""
+        """Read where there is a place for what comes, else not: the client waits, and memory does not grow.
+
+        To stop and to go on are system calls, so reading stops only when bytes came for which nobody asked.
+        """
         body_waits = self.left > self.head_bytes and self._target is None
         room = self._stop < len(self._buffer)
         want = self._target is not None or self._dropping or (room and not body_waits)
@@ -215,3 +215,8 @@ class Incoming:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        """There may be a place again."""
+        if self._paused:
+            self._steer()
