@@ -1,6 +1,6 @@
-"""Memory in front of a backend: what was written or read last is read from here, and writes can be answered here.
+"""Memory in front of a backend: what was read last is read from here again, and writes can be answered here.
 
-An object is kept in the buffer that it was received into, or read into; nothing is copied to keep it. With `Ack.RAM` a
+An object is kept in the buffer that it was read into, or received into; nothing is copied to keep it. With `Ack.RAM` a
 write is answered from here, and goes on to the backend behind, in the order in which they came: in the next pause
 between writes, after a second, or when a quarter of the memory waits for it, whichever is first. As much as half of the
 memory may wait, and further writes wait with it.
@@ -95,11 +95,9 @@ class RamTier:
     async def put(self, objects: Sequence[NewObject]) -> list[bool | Exception]:
         """Store objects; see `Backend.put`. Raises `RetryError` where too much waits to be written."""
         if not self._behind or any(new.held is None for new in objects):
-            results = await self._backend.put(objects)
-            for new, result in zip(objects, results, strict=True):
-                if result is True:
-                    self._keep_new(new, unwritten=False)
-            return results
+            # Not kept: most of what is written is not asked for soon, and memory that is used again at once is still in
+            # the processor's cache.
+            return await self._backend.put(objects)
         await self._wait_for_room(sum(len(memoryview(new.body)) for new in objects))
         self._last_put = time.monotonic()
         answers: list[bool | Exception] = []
@@ -107,7 +105,7 @@ class RamTier:
             answers.append(new.key not in self._queue and new.key not in self._residents)
             if answers[-1]:
                 self._enqueue(new)
-                self._keep_new(new, unwritten=True)
+                self._keep_new(new)
         if self._writing is None and self._queue:
             self._writing = asyncio.create_task(self._write_behind())
         return answers
@@ -229,9 +227,9 @@ class RamTier:
             sum_at += size
         return parts
 
-    def _keep_new(self, new: NewObject, *, unwritten: bool) -> None:
+    def _keep_new(self, new: NewObject) -> None:
         if new.held is not None:
-            self._keep(new.key, _Resident(memoryview(new.body), new.held, new.sums, unwritten=unwritten))
+            self._keep(new.key, _Resident(memoryview(new.body), new.held, new.sums, unwritten=True))
 
     def _keep(self, key: Key, resident: _Resident) -> None:
         self.forget(key)

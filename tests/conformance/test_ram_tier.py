@@ -120,15 +120,18 @@ async def read_back(tiered: Tiered, key: Key) -> bytes:
     return data
 
 
-async def test_what_was_written_last_needs_no_disk(tmp_path: Path) -> None:
+async def test_what_was_written_is_kept_from_its_first_reader_on(tmp_path: Path) -> None:
     tiered = Tiered(tmp_path / "data", Ack.FILE)
     new = new_object(key_of())
     await tiered.put([new])
+    assert tiered.tier.resident_bytes == 0
+    (await tiered.tier.read([run_of(new.key)])).release()
+    assert tiered.tier.resident_bytes == len(memoryview(new.body))
     tiered.disk.path(new.key).write_bytes(b"gone bad")
     cells = await tiered.tier.read([run_of(new.key, 1, 2)])
     assert b"".join(cells.views) == memoryview(new.body)[CELL : 3 * CELL]
     cells.release()
-    assert (tiered.tier.hit_bytes, tiered.tier.missed_bytes) == (2 * CELL, 0)
+    assert (tiered.tier.hit_bytes, tiered.tier.missed_bytes) == (2 * CELL, len(memoryview(new.body)))
     # The copy in memory is dropped where what is at rest has to be asked.
     tiered.tier.forget(new.key)
     with pytest.raises(MissError):

@@ -40,6 +40,8 @@ def test_hot_cells_come_from_memory_and_a_suspect_one_is_looked_up_at_rest(hot: 
         key = pages.key(0, 0, 3)
         body = pages.body(0, 0, 3)
         assert client.put(key, body).status_code == 201
+        assert gauge(hot, "l3store_ram_resident_bytes") == 0
+        assert client.get(key).content == body
         damage(hot)
         assert client.get(key).content == body
         assert gauge(hot, "l3store_ram_hit_bytes_total") == len(body)
