@@ -125,9 +125,11 @@ class RamTier:
         views: list[memoryview] = []
         sums: list[bytes] = []
         buffers: list[PooledBuffer] = []
+        held: PooledBuffer | None = None
         by_writer = True
+        hit = 0
         absent = []
-        for key, first, count, cell_bytes in runs:
+        for key, first, cells, cell_bytes in runs:
             resident = residents.get(key)
             if resident is None:
                 absent.append(len(views))
@@ -135,15 +137,22 @@ class RamTier:
                 sums.append(b"")
                 continue
             residents.move_to_end(key)
-            # Held before anything else happens: what is evicted while we wait for the backend stays whole for us.
-            buffers.append(resident.buffer.retain())
-            start, length = first * cell_bytes, count * cell_bytes
-            whole = len(resident.view) == length
-            views.append(resident.view if whole else resident.view[start : start + length])
-            own = resident.sums
-            sums.append(own.packed if whole else own.packed[first * SUM_BYTES : (first + count) * SUM_BYTES])
+            # Held before anything else happens: what is evicted while we wait for the backend stays whole for us. What
+            # was read or written together shares a buffer.
+            if resident.buffer is not held:
+                held = resident.buffer.retain()
+                buffers.append(held)
+            view, own = resident.view, resident.sums
+            length = cells * cell_bytes
+            if len(view) == length:
+                views.append(view)
+                sums.append(own.packed)
+            else:
+                views.append(view[first * cell_bytes : first * cell_bytes + length])
+                sums.append(own.packed[first * SUM_BYTES : (first + cells) * SUM_BYTES])
             by_writer = by_writer and own.by_writer
-            self.hit_bytes += length
+            hit += length
+        self.hit_bytes += hit
         if absent:
             try:
                 below = await self._read_below([runs[at] for at in absent], buffers)

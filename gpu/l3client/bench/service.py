@@ -19,7 +19,7 @@ from l3store.layout import Namespace, Range
 WRITE_OBJECTS = 4096
 """Objects in one call of pages/write."""
 _PATIENT = Timeouts(connect=10, read=60, write=60, pool=60, call=60)
-_READY_STEP = 0.005
+_READY_STEP = 0.02  # each look takes time from what it looks at
 
 
 class Service:
