@@ -45,7 +45,7 @@ def test_serve_help_has_every_setting_with_its_variable(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     printed = re.sub(r"\s+", " ", capsys.readouterr().out)
-    for flag in ("host", "port", "data-dir", "capacity", "ram", "hot", "ack", "log-level", "config"):
+    for flag in ("host", "port", "data-dir", "capacity", "ram", "hot", "ack", "loop", "log-level", "config"):
         assert f"--{flag}" in printed
         assert f"L3STORE_{flag.replace('-', '_').upper()}" in printed
     assert "80% of what the disk has" in printed
