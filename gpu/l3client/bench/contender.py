@@ -161,7 +161,7 @@ class Threaded:
 
     def prepare(self, case: Case, turn: int) -> None:
         if case.kind is Kind.GET:
-            self._items = self.work.big
+            self._items = self.work.gets
         elif case.kind is Kind.SMALL:
             self._items = self.work.small
         elif case.kind is Kind.READ:

@@ -91,7 +91,7 @@ class Mooncake:
         elif case.kind is Kind.WRITE:
             self._items = items_of(self.work.fresh_batches(turn)[1])
         else:
-            sources = {Kind.GET: self.work.big, Kind.SMALL: self.work.small, Kind.READ: items_of(self.work.batches)}
+            sources = {Kind.GET: self.work.gets, Kind.SMALL: self.work.small, Kind.READ: items_of(self.work.batches)}
             self._items = sources[case.kind]
         clear(self._into)
 

@@ -279,7 +279,7 @@ def _break_even(name: str, rows: Sequence[Row], sizes: Sizes, prefill: float) ->
 def _amount(case: Case, sizes: Sizes) -> str:
     batch = f"{sizes.batches} of {sizes.batch_pages} pages x 4 objects of 64 KiB a round; times are of one batch"
     return {
-        Kind.GET: f"{sizes.objects} a round, warm",
+        Kind.GET: f"{sizes.passes} x {sizes.objects} a round, warm",
         Kind.PUT: f"{sizes.objects} a round",
         Kind.READ: batch,
         Kind.WRITE: batch,

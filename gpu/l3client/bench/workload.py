@@ -57,11 +57,13 @@ class Case:
 class Sizes:
     """How much one measurement moves.
 
+    passes       how often a GET case reads each object: caches are cold when a contender's turn begins
     layers_...   the layer-major read: pages, and layers of the model
     many_...     tiny objects that are stored beside those that are read: in the one service, and in the other
     """
 
     objects: int = 64
+    passes: int = 4
     batches: int = 4
     batch_pages: int = 128
     small_reads: int = 400
@@ -77,6 +79,7 @@ class Sizes:
     def quick(cls) -> Sizes:
         return cls(
             objects=8,
+            passes=2,
             batches=2,
             batch_pages=16,
             small_reads=40,
@@ -204,6 +207,15 @@ class Workload:
     def big(self) -> tuple[Item, ...]:
         """Objects of 2 MiB."""
         return self._objects(self.big_namespace, turn=0)
+
+    @property
+    def gets(self) -> tuple[Item, ...]:
+        """The big objects, as often as a GET case reads them.
+
+        Each pass begins further on: connections that take a pass each do not read the same object at once.
+        """
+        step = max(1, len(self.big) // self.sizes.passes)
+        return tuple(item for at in range(self.sizes.passes) for item in self.big[at * step :] + self.big[: at * step])
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
