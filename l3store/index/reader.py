@@ -198,8 +198,10 @@ class Reader:
         entry = self._store.entry_of(key)
         if key.coordinate not in self._store.index.runs(entry, key.page_hash).coordinates:
             return None
-        self._store.index.touch(entry, key.page_hash)
-        return self._store.tier.whole(key)
+        cells = self._store.tier.whole(key)
+        if cells is not None:
+            self._store.index.touch(entry, key.page_hash)
+        return cells
 
     def _object_runs(self, key: Key) -> list[CellRun]:
         entry = self._store.entry_of(key)

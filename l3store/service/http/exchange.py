@@ -155,20 +155,15 @@ class Exchange:
 
     async def _send(self, buffers: Sequence[Buffer], *, end: bool) -> None:
         size = sum(map(len, buffers))
+        out: list[Buffer] = []
         if not self._started:
             self._started = True
-            head = self._answer_head(size if end else None)
-            if self.head.method == "HEAD":
-                self._left = 0
-                buffers = ()
-            elif self._left == 0 and size and self.status in _NO_BODY:
-                buffers = ()
-            else:
-                self._count(size)
-            await self._outgoing.send([head, *buffers])
-        elif size and self.head.method != "HEAD" and self.status not in _NO_BODY:
+            out.append(self._answer_head(size if end else None))
+        if size and self.head.method != "HEAD" and self.status not in _NO_BODY:
             self._count(size)
-            await self._outgoing.send(buffers)
+            out += buffers
+        if out:
+            await self._outgoing.send(out)
         # Where the length was told, the answer is complete when so much is sent, whatever the application still says.
         self.complete = not self._left if self._left is not None else end
 
@@ -195,7 +190,7 @@ class Exchange:
         if status in _NO_BODY:
             self._left = 0
         else:
-            self._left = length
+            self._left = 0 if self.head.method == "HEAD" else length
             if length is None:
                 self.last = True
             else:
